@@ -167,6 +167,29 @@ def through_all(x):
     return torch.stack(ends, 1), largest
 
 
+# mtmc: a=f32[B,N] b=f32[B,M] B=2 N=17 M=18
+def two_rows(a, b, gap: float = 0.4):
+    n, m = a.size(1), b.size(1)
+    above = gap * torch.arange(m + 1, device=a.device).expand(a.size(0), m + 1)
+    for i in range(n):
+        row = torch.empty_like(above)
+        row[:, 0] = above[:, 0] + gap
+        for j in range(1, m + 1):
+            change = above[:, j - 1] + (a[:, i] - b[:, j - 1]).abs()
+            row[:, j] = torch.minimum(change, torch.minimum(above[:, j], row[:, j - 1]) + gap)
+        above = row
+    return above[:, -1]
+
+
+# mtmc: cost=f32[B,N,M] B=2 N=17 M=18
+def first_column(cost):
+    total = cost.clone()
+    for i in range(1, cost.shape[1]):
+        total[:, i, 0] = total[:, i - 1, 0] + cost[:, i, 0]
+        for j in range(1, cost.shape[2]):
+            total[:, i, j] = cost[:, i, j] + torch.maximum(total[:, i - 1, j], total[:, i, j - 1])
+    return total
+
 # mtmc: x=f32[B,N] y=f32[B,M] B=2 N=17 M=18
 def one_row(x, y):
     reach = torch.full((x.shape[0], y.shape[1] + 1), 50.0, device=x.device)

@@ -121,6 +121,8 @@ class BlockMoves(BlockValues):
 
     def _concatenated(self, prim: Prim) -> tuple[Code, Positions]:
         dim, start = int(str(prim.attrs["dim"])), Size.of(0)
+        if len(prim.inputs) == 1:
+            return self.value(prim.inputs[0]), self.positions[prim.inputs[0]]
         at = self._along(prim, dim)
         if at is None:
             raise CannotCode(f"{prim.origin}: a concatenation of a dimension that is split among programs")

@@ -80,12 +80,14 @@ class Keeper:
     """Loops whose iterations run another long loop, with its line."""
     nest: Nest | None = None
     """The nest whose body runs now."""
+    rows: set[str] | None = None
+    """Set while a nest runs without its inner loop: the rows that are kept for it, by variable."""
     codes: dict[FunctionType, tuple[CodeType, CodeType]] = field(default_factory=dict)
     """The user's code of each function with loops, and the rewritten one."""
 
     def restart(self) -> None:
         """Begin a run of the target: each run numbers its loops from 0."""
-        self.number, self.active, self.nest = 0, None, None
+        self.number, self.active, self.nest, self.rows = 0, None, None, None
         self.iterations.clear()
 
     def repeated(self, trace: Callable[[], T], path: str) -> T:
@@ -324,6 +326,8 @@ class KeptLoop:
 
     def __iter__(self) -> Iterator[Any]:
         """The items of the iterations, of a kept loop only those whose body is traced."""
+        if self.keeper.rows is not None and self._is_long():
+            return
         if self.keeper.nest is not None and self._is_long():
             self._nest = self.keeper.nest
             yield from self._nest.cells(self)
@@ -336,6 +340,10 @@ class KeptLoop:
         if self.line in self.keeper.nests and not self._is_diagonal:
             yield from self._nested()
             return
+        yield from self._once()
+
+    def _once(self) -> Iterator[Any]:
+        """The items for which the body runs, where it is traced once."""
         peeled = self.keeper.peeled.get(self.line, {})
         first, last = peeled.get("first", 0), peeled.get("last", 0)
         for i in range(first):
@@ -367,7 +375,12 @@ class KeptLoop:
         keeper.active = self
         yield from nest.iterations()
         keeper.active = keeper.nest = None
-        nest.finish()
+        names = nest.rows()
+        if names is not None:
+            keeper.rows, self._nest = names, None
+            yield from self._once()
+            keeper.rows, self._nest = None, nest
+        nest.finish({name: self._collected.pop(name).joined(0, is_stack=True) for name in names or ()})
 
     def _diagonals(self, steps: Steps, carried: tuple[str, ...], lists: tuple[str, ...]) -> KeptLoop:
         """The loop that computes the cells of a nest."""
@@ -459,6 +472,9 @@ class KeptLoop:
     def results(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """The variables after the loop: those that it carries, those of the iteration, and lists."""
         values = {**values, **self._after(), **self._collected}
+        if self.keeper.rows is not None and self.keeper.active is not None:
+            for name in self.keeper.rows & values.keys():
+                self.keeper.active.append(name, [], values[name], at_front=False)
         if self._nest is not None:
             values = self._nest.results(self, values, is_outer=self.keeper.nest is None)
         for name in self.targets:

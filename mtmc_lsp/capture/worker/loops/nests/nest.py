@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from mtmc_lsp.capture.worker.loops.iteration import Changing, NotKept, Range, Span, Step, Steps
+from mtmc_lsp.capture.worker.loops.iteration import Changing, NotKept, Span, Step, Steps
 from mtmc_lsp.capture.worker.loops.lists import Collected
 from mtmc_lsp.capture.worker.loops.nests.conditions import Condition, Path, refuse_many
+from mtmc_lsp.capture.worker.loops.nests.ends import Ends
 from mtmc_lsp.capture.worker.loops.nests.tape import Tape
-from mtmc_lsp.capture.worker.loops.nests.wave import Ends, Wave
+from mtmc_lsp.capture.worker.loops.nests.wave import Wave
 
 MakeLoop = Callable[[Steps, tuple[str, ...], tuple[str, ...]], Any]
 """Makes a loop of the lines of the nest from its steps, carried variables and lists."""
@@ -63,14 +64,34 @@ class Nest:
             path = path.following()
         self.tape = None
 
-    def finish(self) -> None:
+    def rows(self) -> set[str] | None:
+        """The rows that the outer loop writes before the inner one, by variable; ``None`` if it writes nothing.
+
+        Then a loop of the outer loop's statements alone computes what they write.
+        """
+        if not any(end.tape.row_writes for end in self.ends):
+            return None
+        if any(end.items for end in self.ends):
+            raise NotKept("it writes a tensor before its inner loop, and appends to a list")
+        targets = [write.target for end in self.ends for write in end.tape.writes]
+        return {
+            name
+            for end in self.ends
+            for name, value in end.inner_before.items()
+            if any(value is item for item in targets)
+        }
+
+    def finish(self, rows: Mapping[str, torch.Tensor]) -> None:
         """Compute the cells of all iterations.
+
+        Args:
+            rows: what rows contain before the inner loop, in all iterations.
 
         Raises:
             NotKept: they are not one loop.
         """
         try:
-            wave = Wave(self.spans, self.ends, self.make_loop)
+            wave = Wave(self.spans, self.ends, self.make_loop, rows)
             wave.run()
             self.finals, self.collected = wave.finals(), wave.collected()
         except NotKept as error:
@@ -89,7 +110,7 @@ class Nest:
             self.end.outer_before = dict(values)
         else:
             self.end.inner_before = dict(values)
-            self.tape.is_inside = True
+            self.tape.is_inside = self.tape.has_cells = True
         symbols = {
             name: self.tape.symbol(name, value)
             for name, value in values.items()
@@ -158,8 +179,3 @@ class Nest:
         if name in self.end.items or not isinstance(value, torch.Tensor):
             raise NotKept("it appends several items, or none that is a tensor")
         self.end.items[name] = items, value, at_front
-
-
-def range_of(count: Any) -> Steps:
-    """The numbers below ``count``."""
-    return Range(count)

@@ -17,10 +17,17 @@ FARTHEST = 4
 """The largest distance between a cell and one that it reads, in cells along each dimension."""
 
 
-def padded(tensor: torch.Tensor, dim: int, before: Any, after: Any) -> torch.Tensor:
-    """A tensor with zeros before and after its elements along a dimension."""
+def padded(tensor: torch.Tensor, dim: int, before: Any, after: Any, *, is_wide: bool = False) -> torch.Tensor:
+    """A tensor with zeros before and after its elements along a dimension.
+
+    Args:
+        is_wide: whether there are zeros for all sizes.
+    """
     if known(before == 0) and known(after == 0):
         return tensor
+    if not (isinstance(before, int) and isinstance(after, int)) and not is_wide:
+        # Without padding, torch returns a copy in the layout of the tensor; with padding, it is contiguous.
+        tensor = tensor.contiguous()
     return F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (before, after))
 
 
@@ -134,7 +141,7 @@ class Schedule:
         order = [*range(2, cells.dim()), 0, 1]
         cells = cells.permute(order)
         shape = cells.shape[:-2]
-        cells = padded(cells, cells.dim() - 1, 0, self.skew * self.lanes)
+        cells = padded(cells, cells.dim() - 1, 0, self.skew * self.lanes, is_wide=True)
         flat = cells.reshape(*shape, self.lanes * (self.others + self.skew * self.lanes))
         flat = flat.narrow(-1, 0, self.lanes * self.times)
         rank = len(shape)
@@ -149,7 +156,7 @@ class Schedule:
         cells = cells.permute(*range(2, rank + 2), 1, 0)
         shape = cells.shape[:-2]
         flat = cells.reshape(*shape, self.lanes * self.times)
-        flat = padded(flat, rank, 0, self.skew * self.lanes)
+        flat = padded(flat, rank, 0, self.skew * self.lanes, is_wide=True)
         cells = flat.reshape(*shape, self.lanes, self.others + self.skew * self.lanes).narrow(-1, 0, self.others)
         cells = cells.permute(rank, rank + 1, *range(rank))
         return cells.transpose(0, 1) if self.lane_axis else cells

@@ -39,14 +39,36 @@ class Table:
     rows: Line | None
     columns: Line
     spans: tuple[Span, Span]
+    sources: list[tuple[torch.Tensor, torch.Tensor | None]]
+    """In each run of the body, the tensor that is written, and the one that holds the row before."""
+    name: str = ""
+    """The variable of a row that each iteration of the outer loop creates."""
+    previous: str = ""
+    """The variable that holds the row before."""
+
+    def holds(self, number: int, source: torch.Tensor) -> bool:
+        """Whether a run of the body reads its cells in a tensor."""
+        return any(source is item for item in self.sources[number])
+
+    def is_outside(self, index: tuple[Any, ...]) -> bool:
+        """Whether an index selects elements beside all cells that the inner loop writes."""
+        inner = self.write.inner
+        assert inner is not None
+        at = index[inner.dim] if inner.dim < len(index) else None
+        if type(at) is not int or any(item is None or item is Ellipsis for item in index):
+            return False
+        size, first = self.cells.shape[1], self.columns.first
+        at = size + at if at < 0 else at
+        at = size - 1 - at if self.columns.is_turned else at
+        return known(at < first) or known(at >= first + self.counts[1])
 
     @property
     def counts(self) -> tuple[Any, Any]:
         """The numbers of iterations."""
         return self.spans[0].count, self.spans[1].count
 
-    def read(self, read: Read, paths: Sequence[Path]) -> Distance:
-        """The distance between a cell and the one that it reads."""
+    def read(self, number: int, read: Read, paths: Sequence[Path]) -> Distance:
+        """The distance between a cell and the one that it reads in one run."""
         write, sizes = self.write, self.write.target.shape
         if read.inner is None or read.inner.dim != write.inner.dim:  # type: ignore[union-attr]
             raise NotKept("it reads a whole row of a table that it writes cell by cell")
@@ -57,8 +79,13 @@ class Table:
         if self.rows is None:
             if read.outer is not None:
                 raise NotKept("it reads and writes a table along different dimensions")
-            # The row keeps its place, so a cell that is not yet written is that of the row before.
-            return (0, along) if along > 0 else (1, along)
+            check_inside(columns, sizes[read.inner.dim], self.spans[1], paths)
+            if read.source is self.sources[number][1]:
+                return 1, along
+            if self.name and along < 0:
+                raise NotKept("it reads cells of a row before it writes them")
+            # A row that keeps its place has a cell of the row before until it is written.
+            return (0, along) if along > 0 or self.name else (1, along)
         if read.outer is None or read.outer.dim != write.outer.dim:  # type: ignore[union-attr]
             raise NotKept("it reads and writes a table along different dimensions")
         rows = Line.of(read.outer, sizes[read.outer.dim])
@@ -89,7 +116,7 @@ class Table:
                 edges.append(schedule.edge(axis, number, values))
         return edges
 
-    def with_result(self, result: torch.Tensor) -> torch.Tensor:
+    def last_row(self, result: torch.Tensor) -> torch.Tensor:
         """The last row after the nest."""
         last = self.cells.select(0, self.row + self.counts[0] - 1)
         end = self.column + self.counts[1]
@@ -97,14 +124,16 @@ class Table:
         row = torch.cat(parts, 0)
         row = row.flip(0) if self.columns.is_turned else row
         assert self.write.inner is not None
-        return row.movedim(0, self.write.inner.dim)
+        return row.movedim(0, self.write.inner.dim).clone(memory_format=torch.contiguous_format)
 
     def store(self, result: torch.Tensor) -> None:
         """Write the cells into the tensor of the user's code."""
         target, inner, outer = self.write.target, self.write.inner, self.write.outer
         assert inner is not None
+        if self.name:
+            return
         if self.rows is None:
-            target.copy_(self.with_result(result))
+            target.copy_(self.last_row(result))
             return
         assert outer is not None
         result = result.flip(0) if self.rows.is_turned else result
@@ -117,6 +146,7 @@ class Table:
 
 def table_of(write: Write, spans: tuple[Span, Span], paths: Sequence[Path]) -> Table:
     """The table of a tensor from before the nest."""
+    sources: list[tuple[torch.Tensor, torch.Tensor | None]] = [(write.target, None) for _ in paths]
     target, inner, outer = write.target, write.inner, write.outer
     assert inner is not None
     columns = _line(inner.dim, Line.of(inner, target.shape[inner.dim]), target, spans[1], paths)
@@ -124,12 +154,33 @@ def table_of(write: Write, spans: tuple[Span, Span], paths: Sequence[Path]) -> T
     if outer is None:
         cells = cells.movedim(inner.dim, 0).unsqueeze(0)
         cells = cells.expand(spans[0].count + 1, *cells.shape[1:])
-        return Table(write, cells, 1, columns.first, None, columns, spans)
+        return Table(write, cells, 1, columns.first, None, columns, spans, sources)
     rows = _line(outer.dim, Line.of(outer, target.shape[outer.dim]), target, spans[0], paths)
     cells = cells.flip(outer.dim) if rows.is_turned else cells
     # The body of the loop over diagonals must not read what the nest writes afterwards.
     cells = cells.movedim((outer.dim, inner.dim), (0, 1)).clone()
-    return Table(write, cells, rows.first, columns.first, rows, columns, spans)
+    return Table(write, cells, rows.first, columns.first, rows, columns, spans, sources)
+
+
+def table_of_rows(
+    write: Write, spans: tuple[Span, Span], paths: Sequence[Path], rows: torch.Tensor, before: torch.Tensor | None
+) -> Table:
+    """The table of the rows that the iterations of the outer loop create.
+
+    Args:
+        rows: all of them before the inner loop writes them.
+        before: the row before the first one.
+    """
+    inner = write.inner
+    assert inner is not None
+    if write.outer is not None:
+        raise NotKept("it writes a row at the number of the outer loop")
+    columns = _line(inner.dim, Line.of(inner, write.target.shape[inner.dim]), write.target, spans[1], paths)
+    if before is not None and (before.shape != rows.shape[1:] or before.dtype != rows.dtype):
+        raise NotKept("its rows have other shapes or dtypes than the one before them")
+    cells = torch.cat([rows[:1] if before is None else before.unsqueeze(0), rows], 0)
+    cells = cells.flip(inner.dim + 1) if columns.is_turned else cells
+    return Table(write, cells.movedim(inner.dim + 1, 1), 1, columns.first, None, columns, spans, [])
 
 
 def _line(dim: int, line: Line, target: torch.Tensor, span: Span, paths: Sequence[Path]) -> Line:

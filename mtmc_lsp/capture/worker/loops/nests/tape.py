@@ -87,10 +87,12 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self.writes: list[Write] = []
         self._is_running = False
         """Whether a call of the user's code is recorded now."""
+        self.has_cells = False
+        """Whether the inner loop has run."""
         self.is_inside = False
         """Whether the inner loop runs."""
-        self.row_writes: list[Write] = []
-        """Writes of the outer loop, outside of the inner one."""
+        self.row_writes: list[tuple[torch.Tensor, tuple[Any, ...]]] = []
+        """Tensors that the outer loop writes before the inner one, each with the index in the tensor or in a row of it."""
 
     # Values ------------------------------------------------------------------------------------------------------
 
@@ -144,6 +146,8 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         if function in (torch.select, torch.Tensor.select) and len(args) == 3 and isinstance(args[2], Step):
             return self._read(args[0], (slice(None),) * (args[1] % args[0].dim()) + (args[2],))
         name = str(getattr(function, "__name__", ""))
+        if name == "__setitem__" and (id(args[0]) in self.symbols or storage_of(args[0]) in self.local):
+            return self._write_row(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
         if name in RANDOM:
             raise NotKept("its body draws random numbers")
         if function in FACTORIES and (number := number_argument(function, args)) is not None:
@@ -187,7 +191,7 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         like, *others = args
         values = [item for item in tree_leaves((others, kwargs)) if isinstance(item, (torch.Tensor, Changing))]
         if values:
-            return self._called(function, args, kwargs)  # type: ignore[no-any-return]
+            return self._called(function, args, kwargs)
         result: torch.Tensor = function(like, *others, **kwargs)
         self.kept.append(result)
         self.local.add(storage_of(result))
@@ -221,7 +225,8 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         read = origin if isinstance(origin, Read) else Read(tensor, None, None)
         taken = [at.dim for at in (read.outer, read.inner) if at is not None]
         free = [d for d in range(read.source.dim()) if d not in taken]
-        outer, inner, rest, dim = read.outer, read.inner, [], 0
+        rest: list[Any] = []
+        outer, inner, dim = read.outer, read.inner, 0
         for item in items:
             step = item
             if isinstance(item, slice) and has_step(item):
@@ -264,6 +269,12 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         value = read.source.new_empty(shape_without(read.source.shape, dims))
         return self._add(value, read)
 
+    def _write_row(self, target: torch.Tensor, index: tuple[Any, ...]) -> None:
+        """Note what the outer loop writes. A loop of its statements alone computes it."""
+        if self.is_inside or self.has_cells:
+            raise NotKept("it writes a tensor after its inner loop")
+        self.row_writes.append((target, index))
+
     def _write(self, target: torch.Tensor, index: Any, value: Any) -> None:
         read, rest = self._located(target, index)
         dims = [at.dim for at in (read.outer, read.inner) if at is not None]
@@ -271,7 +282,7 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         if isinstance(value, Changing):
             value = self._filled(torch.full, (shape, value), {"device": target.device}, value)
         if not all((isinstance(item, slice) and item == slice(None)) or item is None for item in rest):
-            value = self._called(_with_item, (self._of(read), rest, value), {})
+            value = self._called(with_item, (self._of(read), rest, value), {})
         elif isinstance(value, torch.Tensor):
             lengths = [1 if item is None else size for item, size in zip(rest, _sizes(rest, shape), strict=True)]
             if value.dim() > len(shape):
@@ -283,7 +294,10 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             value = torch.full(shape, value, dtype=target.dtype, device=target.device)
         write = Write(read.source, read.outer, read.inner, value)
         if not self.is_inside:
-            self.row_writes.append(write)
+            assert read.outer is not None
+            row = [slice(None) if d == read.outer.dim else None for d in range(read.source.dim())]
+            free = iter(rest)
+            self._write_row(read.source, tuple(next(free, slice(None)) if item is None else item for item in row))
             return
         if read.inner is None:
             raise NotKept("it writes a tensor at the number of the outer loop in the inner one")
@@ -293,7 +307,7 @@ class Tape(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self.writes = [item for item in self.writes if item.target is not read.source] + [write]
 
 
-def _with_item(value: torch.Tensor, index: Any, item: Any) -> torch.Tensor:
+def with_item(value: torch.Tensor, index: Any, item: Any) -> torch.Tensor:
     """A copy of a cell in which a part has changed."""
     result = value.clone()
     result[index] = item

@@ -2,81 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch.overrides import _is_torch_function_mode_enabled, handle_torch_function
+from torch.utils._pytree import tree_leaves
 
 from mtmc_lsp.capture.worker.loops.iteration import NotKept, Range, Span
 from mtmc_lsp.capture.worker.loops.lists import Collected
-from mtmc_lsp.capture.worker.loops.nests.positions import Edge, Line, OneByOne, along, check_inside, schedule_of
-from mtmc_lsp.capture.worker.loops.nests.tables import Distance, State, Table, same_memory, table_of
-from mtmc_lsp.capture.worker.loops.nests.tape import Read, Tape, Write
-from mtmc_lsp.capture.worker.loops.nests.values import BOTH, Arrays, Axes, numbering_of, replayed
-
-Place = tuple[int, Distance, int]
-"""An earlier cell that is read: the number of the result, the distance, and the run whose rows begin with the value."""
-Edges = dict[Place, list[Edge]]
-"""What cells at the edges read."""
-
-
-@dataclass
-class Ends:
-    """What one run of the body began with and left."""
-
-    tape: Tape
-    outer_before: dict[str, Any] = field(default_factory=dict)
-    outer_symbols: dict[str, torch.Tensor] = field(default_factory=dict)
-    outer_after: dict[str, Any] = field(default_factory=dict)
-    inner_before: dict[str, Any] = field(default_factory=dict)
-    inner_symbols: dict[str, torch.Tensor] = field(default_factory=dict)
-    inner_after: dict[str, Any] = field(default_factory=dict)
-    lasts: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors that stand for the variables after the inner loop."""
-    items: dict[str, tuple[Any, torch.Tensor, bool]] = field(default_factory=dict)
-    """What an iteration of the outer loop appends to each list, and whether in front."""
-
-
-@dataclass
-class Result:
-    """A value of each cell that the nest computes."""
-
-    like: torch.Tensor
-    values: list[torch.Tensor | None]
-    """In each run of the body; ``None`` where it does not write the table."""
-    table: Table | None = None
-    name: str = ""
-    delay: int = 0
-    """For how many iterations later cells read it."""
-    is_kept: bool = True
-    """Whether something after the loop may read it."""
+from mtmc_lsp.capture.worker.loops.nests.cells import Cells
+from mtmc_lsp.capture.worker.loops.nests.ends import Edges, Ends, Place, Result
+from mtmc_lsp.capture.worker.loops.nests.positions import Line, OneByOne, along, check_inside, schedule_of
+from mtmc_lsp.capture.worker.loops.nests.tables import State, Table, same_memory, table_of, table_of_rows
+from mtmc_lsp.capture.worker.loops.nests.tape import Call, Read, Tape, Write, with_item
+from mtmc_lsp.capture.worker.loops.nests.values import BOTH, Arrays, Axes
 
 
 class Wave:
     """Computes all cells of a nest from the runs of its body."""
 
-    def __init__(self, spans: Sequence[Span], ends: Sequence[Ends], make_loop: Any) -> None:
+    def __init__(
+        self, spans: Sequence[Span], ends: Sequence[Ends], make_loop: Any, rows: Mapping[str, torch.Tensor]
+    ) -> None:
         self.outer, self.inner = spans
-        self.ends, self.make_loop = ends, make_loop
+        self.ends, self.make_loop, self.rows = ends, make_loop, rows
         self.paths = [end.tape.path for end in ends]
         self.tables: list[Table] = []
         self.places: list[dict[int, Place]] = [{} for _ in ends]
         """For each run, the reads of earlier cells."""
         self.results: list[Result] = []
-        self.arrays: list[Arrays] = []
         self._dependent: list[dict[int, bool]] = [{} for _ in ends]
         self._windows: dict[tuple[Any, ...], torch.Tensor] = {}
         self.continued: set[int] = set()
         """Results that pass from the last cell of a row to the first one of the next row."""
+        self.arrays = [Arrays(end.tape, partial(self._leaf, number)) for number, end in enumerate(ends)]
         self._find_tables()
         self._find_carried()
         for number, end in enumerate(ends):
-            self.arrays.append(Arrays(end.tape, partial(self._leaf, number)))
+            self._check_row_writes(number, end)
             self._find_reads(number, end.tape)
-        self._check_rows()
+            self._check_symbols(number, end)
         distances = [distance for reads in self.places for _, distance, _ in reads.values()]
         rows, columns = self.outer.count, self.inner.count
         self.schedule = OneByOne.of(rows, columns) if self.continued else schedule_of(distances, rows, columns)
@@ -86,40 +52,63 @@ class Wave:
                 self.results[result].delay = max(self.results[result].delay, delay)
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """The device of the cells."""
         return self.results[0].like.device
 
     # What the cells compute --------------------------------------------------------------------------------------
 
     def _find_tables(self) -> None:
         spans = (self.outer, self.inner)
-        writes: dict[int, list[Write | None]] = {}
+        writes: dict[Any, list[Write | None]] = {}
         for number, end in enumerate(self.ends):
             for write in end.tape.writes:
-                writes.setdefault(id(write.target), [None] * len(self.ends))[number] = write
-        for group in writes.values():
+                # The rows of several runs are different tensors.
+                key = end.row_name(write.target) or id(write.target)
+                writes.setdefault(key, [None] * len(self.ends))[number] = write
+        for name, group in writes.items():
             present = [write for write in group if write is not None]
             first = present[0]
             if any(not first.is_at(write) for write in present):
                 raise NotKept("it writes different cells of a table in different cases")
             if any(first.target is symbol for end in self.ends for symbol in end.outer_symbols.values()):
                 raise NotKept("it changes a tensor that it also replaces")
-            if id(first.target) in self.ends[0].tape.origins or any(
-                first.target is kept for end in self.ends for kept in end.tape.kept
-            ):
-                raise NotKept("it writes a row that each iteration of the outer loop creates")
-            table = table_of(first, spans, self.paths)
+            table = self._rows_of(name, first) if isinstance(name, str) else table_of(first, spans, self.paths)
             values = [write.value if write is not None else None for write in group]
             self.tables.append(table)
             self.results.append(Result(first.value, values, table))
+
+    def _rows_of(self, name: str, write: Write) -> Table:
+        """The table of a row that each iteration of the outer loop creates."""
+        first = self.ends[0]
+        created = [end.inner_before[name] for end in self.ends]
+        links = [
+            previous
+            for previous in first.outer_symbols
+            if all(end.outer_after.get(previous) is row for end, row in zip(self.ends, created, strict=True))
+            and previous != name
+        ]
+        previous = links[0] if links else ""
+        if name in self.rows:
+            rows = self.rows[name]
+        else:
+            (rows,) = self.arrays[0].of([created[0]], created[0].device)
+            if len(self.ends) > 1 and self.arrays[0].axes(created[0]):
+                raise NotKept("its rows begin with values that depend on the row, and its body has several cases")
+            rows = rows if self.arrays[0].axes(created[0]) else rows.expand(self.outer.count, *rows.shape)
+        before = first.outer_before[previous] if previous else None
+        table = table_of_rows(write, (self.outer, self.inner), self.paths, rows, before)
+        table.name, table.previous = name, previous
+        table.sources = [(row, end.outer_symbols.get(previous)) for end, row in zip(self.ends, created, strict=True)]
+        return table
 
     def _find_carried(self) -> None:
         """Variables that the inner loop carries from cell to cell, and those that may be read after it."""
         for name, after in self.ends[0].inner_after.items():
             values = [end.inner_after.get(name) for end in self.ends]
-            if not all(isinstance(value, torch.Tensor) for value in values) or any(
-                after is result.table.write.target for result in self.results if result.table is not None
-            ):
+            if not all(isinstance(value, torch.Tensor) for value in values):
+                continue
+            if any(table.holds(0, after) for table in self.tables):
                 continue
             if all(end.inner_after[name] is end.inner_symbols.get(name) for end in self.ends):
                 continue
@@ -133,14 +122,16 @@ class Wave:
                 for i, result in enumerate(self.results):
                     if result.table is None:
                         continue
-                    target = result.table.write.target
-                    if same_memory(origin.source, target):
-                        raise NotKept("it reads a table through a view")
-                    if origin.source is not target:
+                    table = result.table
+                    if not table.holds(number, origin.source):
+                        if same_memory(origin.source, table.write.target):
+                            raise NotKept("it reads a table through a view")
                         continue
                     if key not in tape.used and not self._is_result(number, key):
                         continue  # Only parts of it are read.
-                    distance = result.table.read(origin, [tape.path])
+                    if origin.inner is None and origin.outer is not None and self._reads_beside(tape, key, table):
+                        continue
+                    distance = table.read(number, origin, [tape.path])
                     if distance > (0, 0):
                         places[key] = i, distance, 0
         carried = {result.name: i for i, result in enumerate(self.results) if result.name}
@@ -156,7 +147,9 @@ class Wave:
                     self.continued.add(carried[name])
         for tensor in tape.used.values():
             for table in self.tables:
-                if tensor is table.write.target or same_memory(tensor, table.write.target):
+                is_read = table.holds(number, tensor) or same_memory(tensor, table.sources[number][0])
+                # Calls of tensors from outside of the nest are not on the tape.
+                if is_read and not (tape.is_known(tensor) and self._reads_beside(tape, id(tensor), table)):
                     raise NotKept("it reads all of a table that it writes cell by cell")
 
     def _passes_rows(self, end: Ends, name: str) -> bool:
@@ -171,21 +164,40 @@ class Wave:
         values = [result.values[number] for result in self.results]
         return any(value is not None and id(value) == key for value in values)
 
-    def _check_rows(self) -> None:
-        for end in self.ends:
-            if end.tape.row_writes:
-                raise NotKept("it writes a tensor before or after its inner loop")
-            for name, symbol in end.outer_symbols.items():
-                if id(symbol) in end.tape.used:
-                    raise NotKept(f"the outer loop carries {name} from row to row")
+    def _reads_beside(self, tape: Tape, key: int, table: Table) -> bool:
+        """Whether calls read only elements of a table, or of its rows, that the inner loop does not write."""
+        origin = tape.origins.get(key)
+        for call in tape.origins.values():
+            if isinstance(call, Call) and any(id(item) == key for item in tree_leaves((call.args, call.kwargs))):
+                index = call.args[1] if call.function in (torch.Tensor.__getitem__, with_item) else None
+                items = list(index) if isinstance(index, tuple) else [index]
+                if isinstance(origin, Read) and origin.outer is not None:
+                    items.insert(origin.outer.dim, slice(None))
+                if not table.is_outside(tuple(items)):
+                    return False
+        return True
 
-    def _is_dependent(self, number: int, tensor: torch.Tensor) -> bool:
+    def _check_row_writes(self, number: int, end: Ends) -> None:
+        """Check what the outer loop writes before the inner one."""
+        for target, index in end.tape.row_writes:
+            for table in self.tables:
+                is_table = table.holds(number, target) or same_memory(target, table.sources[number][0])
+                if is_table and not table.is_outside(index):
+                    raise NotKept("its inner loop writes what it writes before it")
+
+    def _check_symbols(self, number: int, end: Ends) -> None:
+        """Check that no other value than a table passes from row to row."""
+        for name, symbol in end.outer_symbols.items():
+            if id(symbol) in end.tape.used and not any(table.holds(number, symbol) for table in self.tables):
+                raise NotKept(f"the outer loop carries {name} from row to row")
+
+    def is_dependent(self, number: int, tensor: torch.Tensor) -> bool:
         """Whether a value depends on earlier cells."""
         memo = self._dependent[number]
         if id(tensor) not in memo:
             tape = self.ends[number].tape
             memo[id(tensor)] = id(tensor) in self.places[number] or any(
-                self._is_dependent(number, item) for item in tape.inputs(tensor)
+                self.is_dependent(number, item) for item in tape.inputs(tensor)
             )
         return memo[id(tensor)]
 
@@ -196,7 +208,7 @@ class Wave:
         if not isinstance(origin, Read):
             return self._symbol(end, tensor)
         for table in self.tables:
-            if origin.source is table.write.target:
+            if table.holds(number, origin.source) and origin.inner is not None:
                 return table.window(), BOTH
         axes: Axes = frozenset()
         source = origin.source
@@ -236,7 +248,7 @@ class Wave:
     def run(self) -> None:
         """Run the loop over diagonals, and write the tables."""
         schedule = self.schedule
-        cells = _Cells(self)
+        cells = Cells(self)
         states = [State(result.like, schedule.lanes, result.delay) for result in self.results]
         for number in self.continued:
             states[number].initial[0] = self.ends[0].outer_before[self.results[number].name].unsqueeze(0)
@@ -253,7 +265,7 @@ class Wave:
                 state.values = carried[at : at + len(state.initial)]
                 at += len(state.initial)
             rows = [sequence[time] for sequence in sequences]
-            computed = cells.computed(states, schedule.numbers(time, self._device), rows, fixed, edges)
+            computed = cells.computed(states, schedule.numbers(time, self.device), rows, fixed, edges)
             for name, value in zip(names, computed, strict=True):
                 loop.append(name, lists[name], value, False)
             values = {
@@ -287,7 +299,7 @@ class Wave:
     def _initial(self, number: int, result: Result) -> torch.Tensor:
         """The value of a carried variable at the beginning of each row."""
         value = self.ends[number].inner_before[result.name]
-        (array,) = self.arrays[number].of([value], self._device)
+        (array,) = self.arrays[number].of([value], self.device)
         if not self.arrays[number].axes(value):
             array = array.unsqueeze(0).expand(self.outer.count, *array.shape)
         return array
@@ -296,11 +308,16 @@ class Wave:
 
     def finals(self) -> dict[str, Any]:
         """The variables after the nest."""
-        return {
+        finals = {
             result.name: value[-1, -1]
             for result, value in zip(self.results, self._cells_of, strict=True)
             if result.name and isinstance(self.ends[0].outer_after.get(result.name), torch.Tensor)
         }
+        for result, value in zip(self.results, self._cells_of, strict=True):
+            if result.table is not None and result.table.name:
+                row = result.table.last_row(value)
+                finals |= {name: row for name in (result.table.name, result.table.previous) if name}
+        return finals
 
     def collected(self) -> dict[str, Collected]:
         """The lists to which the outer loop has appended."""
@@ -317,126 +334,8 @@ class Wave:
 
         arrays = Arrays(end.tape, leaf)
         for name, (items, value, at_front) in end.items.items():
-            (array,) = arrays.of([value], self._device)
+            (array,) = arrays.of([value], self.device)
             if not arrays.axes(value):
                 array = array.unsqueeze(0).expand(self.outer.count, *array.shape)
             lists[name] = Collected(items, array, at_front=at_front)
         return lists
-
-
-class _Cells:
-    """The cells of one diagonal as a function of what they read."""
-
-    def __init__(self, wave: Wave) -> None:
-        self.wave, self.schedule = wave, wave.schedule
-        self.slots: list[tuple[int, torch.Tensor, torch.Tensor, Axes]] = []
-        """For each value that depends on no cell: the run, the tensor of its tape, and all its values."""
-        for number, end in enumerate(wave.ends):
-            tape, arrays = end.tape, wave.arrays[number]
-            roots = [value for result in wave.results if (value := result.values[number]) is not None]
-            ends = self._frontier(number, tape, roots)
-            for tensor, array in zip(ends, arrays.of(ends, wave._device), strict=True):
-                self.slots.append((number, tensor, array, arrays.axes(tensor)))
-        self.old: dict[int, int] = {}
-        """For each table that some run does not write, the slot of its cells before the nest."""
-        for i, result in enumerate(wave.results):
-            if result.table is not None and None in result.values:
-                self.old[i] = len(self.slots)
-                self.slots.append((-1, result.like, result.table.window(), BOTH))
-
-    def _frontier(self, number: int, tape: Tape, roots: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The values that cells read and that depend on no other cell."""
-        found: dict[int, torch.Tensor] = {}
-        pending, seen = list(roots), set()
-        while pending:
-            tensor = pending.pop()
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            if not self.wave._is_dependent(number, tensor):
-                found[id(tensor)] = tensor
-            elif id(tensor) not in self.wave.places[number]:
-                pending += tape.inputs(tensor)
-        return list(found.values())
-
-    def split(self, edges: Edges) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The values that an iteration reads by time, and those that it reads as they are."""
-        sequences, fixed = [], []
-        for _, _, array, axes in self.slots:
-            if not self.schedule.by_time(axes):
-                fixed.append(array)
-                continue
-            if axes != BOTH and self._has_lanes(axes):
-                (missing,) = BOTH - axes
-                counts = (self.wave.outer.count, self.wave.inner.count)
-                array = array.unsqueeze(missing)
-                array = array.expand(*counts, *array.shape[2:])
-            sequences.append(self.schedule.skewed(array) if self._has_lanes(axes) else array)
-        for items in edges.values():
-            for edge in items:
-                (sequences if edge.by_time else fixed).append(edge.values)
-        return sequences, fixed
-
-    def _has_lanes(self, axes: Axes) -> bool:
-        """Whether the lanes of one time may have different values."""
-        schedule = self.schedule
-        return schedule.lane_axis in axes or bool(axes and (schedule.skew or isinstance(schedule, OneByOne)))
-
-    def computed(
-        self, states: list[State], numbers: dict[str, torch.Tensor], rows: Any, fixed: Any, edges: Edges
-    ) -> list[torch.Tensor]:
-        """The cells of one iteration."""
-        sequences, constants = iter(rows), iter(fixed)
-        inputs, dims = [], []
-        for _, _, _, axes in self.slots:
-            inputs.append(next(sequences) if self.schedule.by_time(axes) else next(constants))
-            dims.append(0 if self._has_lanes(axes) else None)
-        for key, items in edges.items():
-            value = states[key[0]].read(key[1], self.schedule)
-            for edge in items:
-                mask = (numbers[edge.of] == edge.number).reshape(-1, *(1,) * (value.dim() - 1))
-                value = torch.where(mask, next(sequences) if edge.by_time else next(constants), value)
-            inputs.append(value)
-            dims.append(0)
-        function = _vmapped(partial(self._cell, list(edges)), (0, 0, *dims))
-        return list(function(numbers["outer"], numbers["inner"], *inputs))
-
-    def _cell(
-        self, reads: list[Place], outer: torch.Tensor, inner: torch.Tensor, *inputs: Any
-    ) -> tuple[torch.Tensor, ...]:
-        wave = self.wave
-        numbering = numbering_of(wave.outer, outer, inner)
-        values = inputs[: len(self.slots)]
-        read = dict(zip(reads, inputs[len(self.slots) :], strict=True))
-        runs = []
-        for number, end in enumerate(wave.ends):
-            known = {id(slot[1]): value for slot, value in zip(self.slots, values, strict=True) if slot[0] == number}
-            known |= {key: read[place] for key, place in wave.places[number].items()}
-            roots = [value for result in wave.results if (value := result.values[number]) is not None]
-            found = iter(replayed(end.tape, roots, known, numbering))
-            runs.append(
-                [
-                    next(found) if result.values[number] is not None else values[self.old[i]]
-                    for i, result in enumerate(wave.results)
-                ]
-            )
-        results = []
-        for i, result in enumerate(wave.results):
-            value = runs[-1][i]
-            for number in reversed(range(len(runs) - 1)):
-                mask = wave.paths[number].mask(numbering)
-                value = torch.where(mask, runs[number][i], value)
-            results.append(value.to(result.like.dtype).expand(result.like.shape).clone())
-        return tuple(results)
-
-
-def _vmapped(function: Any, dims: tuple[Any, ...]) -> Any:
-    """A function of all lanes, which a trace of the body sees as one call."""
-    vmapped = torch.vmap(function, in_dims=dims)
-
-    def cells(*inputs: torch.Tensor) -> Any:
-        if _is_torch_function_mode_enabled():
-            return handle_torch_function(cells, inputs, *inputs)
-        return vmapped(*inputs)
-
-    return cells
