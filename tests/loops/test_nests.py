@@ -174,3 +174,10 @@ def test_a_short_outer_loop_is_unrolled_and_each_inner_loop_can_be_a_kernel(name
     assert sum(node.loop is not None for node in capture.graph.nodes) == 3
     candidate = fully_fused(capture, start(capture, SHORT))
     assert verified(capture, candidate).reason == ""
+
+
+def test_a_table_gets_no_backward_pass_and_a_note_says_why(captured) -> None:
+    capture = captured(NESTS.replace("# mtmc: gain=f32[B,N,M]", "# mtmc: grad=gain gain=f32[B,N,M]"), "from_the_end")
+    (note,) = [note for note in capture.workload.assumed if "backward pass" in note]
+    assert "it is not one kernel, because its gradient is computed" in note
+    assert sum(node.loop is not None for node in capture.graph.nodes) == 1

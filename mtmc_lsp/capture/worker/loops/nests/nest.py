@@ -49,6 +49,8 @@ class Nest:
 
     def iterations(self) -> Iterator[Any]:
         """One iteration of the outer loop for each path."""
+        if torch.is_grad_enabled():
+            raise NotKept("its gradient is computed")
         path: Path | None = self.path
         while path is not None:
             self.path, self.tape, self.inner = path, None, None
