@@ -151,24 +151,6 @@ def nested_choice(x):
     assert verified(capture, fully_fused(capture, start(capture, text))).reason == ""
 
 
-def test_the_reason_for_a_long_inner_loop_names_its_line(captured) -> None:
-    text = """
-import torch
-
-
-# mtmc: x=f32[B,N,M] B=2 N=17 M=16
-def table(x):
-    row = torch.zeros_like(x[:, 0, 0])
-    for i in range(17):
-        for j in range(16):
-            row = torch.tanh(row + x[:, i, j])
-    return row
-"""
-    notes = " ".join(captured(text, "table").workload.assumed)
-    line = text.splitlines().index("        for j in range(16):") + 1
-    assert f"each of its iterations runs another long loop, in line {line}" in notes
-
-
 STACKED = """
 import torch
 import torch.nn as nn

@@ -121,6 +121,8 @@ class BlockMoves(BlockValues):
 
     def _concatenated(self, prim: Prim) -> tuple[Code, Positions]:
         dim, start = int(str(prim.attrs["dim"])), Size.of(0)
+        if len(prim.inputs) == 1:
+            return self.value(prim.inputs[0]), self.positions[prim.inputs[0]]
         at = self._along(prim, dim)
         if at is None:
             raise CannotCode(f"{prim.origin}: a concatenation of a dimension that is split among programs")
@@ -159,6 +161,6 @@ class BlockMoves(BlockValues):
         inside = self._expanded(Code(f"({' & '.join(bounds)})", "bool"), (at,), everything)
         fill = prim.attrs["value"]
         assert isinstance(fill, (bool, int, float))
-        typed = float(fill) if is_float(prim.dtype) else fill
+        typed = float(fill) if is_float(prim.dtype) else bool(fill) if prim.dtype == "bool" else int(fill)
         text = f"tl.where({inside}, {self._expanded(code, positions, everything)}, {literal(typed)})"
         return Code(text, code.dtype, True), everything

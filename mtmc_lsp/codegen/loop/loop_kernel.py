@@ -153,7 +153,8 @@ class LoopWriter(TileWriter):
         self._declare_tile()
         for item in loop.inputs:
             prim = self.ir.prims[self.form.prim(item)]
-            if item.position is None and not item.is_state:
+            is_read = prim.name in self.region.inputs and self.tile.covers_axes(prim)
+            if item.position is None and not item.is_state and is_read:
                 self.tile.value(prim.name, self.tile.tile_index(prim.name))
         for name in self.form.invariant():
             if self.tile.covers_axes(self.ir.prims[name]):
@@ -162,6 +163,8 @@ class LoopWriter(TileWriter):
             if item.position is not None and item.argument is not None:
                 # Emits the parts of its offsets before the loop.
                 source = self.form.prim(item)
+                if source not in self.region.inputs or not self.tile.covers_axes(self.ir.prims[source]):
+                    continue  # The body reads a part of the row.
                 self.tile.offset(self.parameters.buffers[source], self.tile.tile_index(source))
         return count
 
@@ -185,8 +188,9 @@ class LoopWriter(TileWriter):
         along = [group for group in self.tile.groups if set(axes) & set(group.axes)]
         varies = Code("", dtype, any(group.rows for group in along), any(group.cols for group in along))
         name = self.parameters.names.unique(item.name)
-        if item.initial is not None:
-            text = initial_text(item.initial, dtype, self.shape_text(varies))
+        if item.initial is not None or prim.name not in self.region.inputs:
+            # The body may not read what it changes; there is at least one iteration.
+            text = initial_text(item.initial or 0.0, dtype, self.shape_text(varies))
         else:
             text = self._spread(self.tile.value(prim.name, at), varies)
         self.lines.append(f"{name} = {text}")

@@ -195,7 +195,8 @@ class _Fusion:
         word = node.op.split(".")[1]
         if word in ("expand", "view", "reshape", "_unsafe_view") and dim is not None:
             copy = replace(copy, args=(copy.args[0], shape, *copy.args[2:]))
-        if word == "flip":
+        if word == "flip" or (word == "slice" and dim is not None and self._number(node, 1, 0) % len(shape) == dim):
+            # The slice of an iteration is at another position of the operand.
             copy = replace(copy, op="aten.alias.default", args=copy.args[:1])
         self.nodes.append(copy)
         return Ref(name)

@@ -22,6 +22,7 @@ from mtmc_lsp.capture.worker.loops.products import (
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
 from mtmc_lsp.capture.worker.loops.tensors import (
     FACTORIES,
+    WITHOUT_VALUES,
     converted,
     has_step,
     is_alike,
@@ -282,6 +283,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        function = WITHOUT_VALUES.get(function, function)
         if function is torch.Tensor.__getitem__ and has_step(args[1]):
             return self._read(*args)
         if function is torch.Tensor.__setitem__ and has_step(args[1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import length_hint
 from typing import Any
@@ -32,11 +32,20 @@ class OutsideLoop(NotKept):
     """The body contains an operation that no kernel runs step by step. If it reads no state, it may run before the loop."""
 
 
+class NestedLoops(NotKept):
+    """Each iteration of a loop runs another long loop."""
+
+    def __init__(self, inner_line: int) -> None:
+        super().__init__(f"each of its iterations runs another long loop, in line {inner_line}")
+        self.inner_line = inner_line
+
+
 class TooLong(Exception):
     """A loop that is unrolled has too many iterations."""
 
-    def __init__(self, line: int) -> None:
-        super().__init__(f"the loop of line {line} has too many iterations to unroll")
+    def __init__(self, line: int, inner_line: int = 0) -> None:
+        is_nest = f"the loops of lines {line} and {inner_line} are nested and have too many iterations to unroll"
+        super().__init__(is_nest if inner_line else f"the loop of line {line} has too many iterations to unroll")
         self.line = line
 
 
@@ -54,7 +63,9 @@ class Span:
     """The iterations of a kept loop."""
 
     loop: int
-    count: Any
+    count: Any = field(compare=False)
+    nest: Any = field(default=None, compare=False)
+    """The nest of two loops that the loop is part of; it answers comparisons that differ between iterations."""
 
 
 Numbering = Callable[["Step"], torch.Tensor]
@@ -120,8 +131,33 @@ class Changing:
     def _refused(self, *_: Any) -> Any:
         raise NotKept("its body looks at the number of the iteration in a way that differs between iterations")
 
-    __bool__ = __int__ = __float__ = __index__ = __hash__ = _refused
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    def _related(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
+        """The answer to a comparison that differs between iterations."""
+        is_number = isinstance(other, (int, float, torch.SymInt, Changing))
+        return self.span.nest.condition(compare, self, other) if self.span.nest and is_number else self._refused()
+
+    def __bool__(self) -> bool:
+        return bool(self._related(operator.ne, 0))
+
+    def __eq__(self, other: Any) -> Any:
+        return self._related(operator.eq, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._related(operator.ne, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._related(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._related(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._related(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._related(operator.ge, other)
+
+    __int__ = __float__ = __index__ = __hash__ = _refused
 
     def __neg__(self) -> Any:
         return self._combined(operator.mul, -1, swapped=False)
@@ -193,7 +229,7 @@ class Step(Changing):
         return self.first + self.step * (self.span.count - 1)
 
     def __add__(self, other: Any) -> Any:
-        if isinstance(other, Step):
+        if isinstance(other, Step) and other.span == self.span:
             return Step(self.span, self.first + other.first, self.step + other.step)
         if isinstance(other, (int, torch.SymInt)):
             return Step(self.span, self.first + other, self.step)
@@ -205,7 +241,7 @@ class Step(Changing):
         return Step(self.span, -self.first, -self.step)
 
     def __sub__(self, other: Any) -> Any:
-        if isinstance(other, (int, torch.SymInt, Step)):
+        if isinstance(other, (int, torch.SymInt)) or (isinstance(other, Step) and other.span == self.span):
             return self + -other
         return self._combined(operator.sub, other, swapped=False)
 
@@ -229,12 +265,14 @@ class Step(Changing):
         if isinstance(other, torch.Tensor):
             return ON_TENSORS[compare](self, other)
         if not isinstance(other, (int, torch.SymInt)):
-            return self._refused()
+            return self._related(compare, other)
         answers = [self._always(compare, self.first, self.last, other)]
         answers.append(self._always(compare, self.first + self.step, self.last, other))
         answers.append(self._always(compare, self.first, self.last - self.step, other))
         if answers[0] is not None:
             return answers[0]
+        if self.span.nest is not None:
+            return self._related(compare, other)
         for answer, end in zip(answers[1:], ("first", "last"), strict=True):
             if answer is not None:
                 raise NeedsPeeling(end)

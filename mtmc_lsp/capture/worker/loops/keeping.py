@@ -25,6 +25,7 @@ from mtmc_lsp.capture.worker.loops.iteration import (
     Counting,
     Enumerated,
     NeedsPeeling,
+    NestedLoops,
     NotKept,
     Other,
     OutsideLoop,
@@ -39,6 +40,7 @@ from mtmc_lsp.capture.worker.loops.iteration import (
     Zipped,
 )
 from mtmc_lsp.capture.worker.loops.lists import Collected
+from mtmc_lsp.capture.worker.loops.nests.nest import Nest
 from mtmc_lsp.capture.worker.loops.rewriting import LOOPS, rewritten_code
 from mtmc_lsp.capture.worker.tracing.local_modes import refuse_above_autograd
 from mtmc_lsp.core.errors import Location, TargetUnsupported
@@ -75,6 +77,12 @@ class Keeper:
     """The number of traced operations when it began."""
     active: KeptLoop | None = None
     """The loop whose body runs now."""
+    nests: dict[int, int] = field(default_factory=dict)
+    """Loops whose iterations run another long loop, with its line."""
+    nest: Nest | None = None
+    """The nest whose body runs now."""
+    rows: set[str] | None = None
+    """Set while a nest runs without its inner loop: the rows that are kept for it, by variable."""
     codes: dict[FunctionType, tuple[CodeType, CodeType]] = field(default_factory=dict)
     """The user's code of each function with loops, and the rewritten one."""
     files: list[str] = field(default_factory=list)
@@ -91,7 +99,7 @@ class Keeper:
 
     def restart(self) -> None:
         """Begin a run of the target: each run numbers its loops from 0."""
-        self.number, self.active = 0, None
+        self.number, self.active, self.nest, self.rows = 0, None, None, None
         self.iterations.clear()
 
     def repeated(self, trace: Callable[[], T], path: str) -> T:
@@ -127,10 +135,15 @@ class Keeper:
         # The nodes of a backward pass may have another line.
         line = line if line in self.kept else 0
         self.restart()
+        if isinstance(refusal, NestedLoops) and line and line not in self.nests:
+            self.nests[line] = refusal.inner_line
+            # There, torch.vmap can repeat the calls of the body.
+            self.below_autograd.add(line)
+            return True
         if isinstance(refusal, OutsideLoop) and line not in self.below_autograd:
             self.below_autograd.add(line)
             return True
-        if end is not None and line:
+        if end is not None and line and line not in self.nests:
             counts = self.peeled.setdefault(line, {})
             counts[end] = counts.get(end, 0) + 1
             if counts[end] <= MOST_PEELED:
@@ -192,6 +205,8 @@ class Keeper:
         is_long = max(count, expected) > MOST_UNROLLED and count > LEAST_ITERATIONS and line < LIBRARY_LINES
         if is_long and operations - self.traced[line] >= count - 1:
             raise TooLong(line)
+        if line in self.nests and max(count, expected) >= LEAST_ITERATIONS:
+            raise TooLong(line, self.nests[line])
 
     def last(self, items: Any, index: int) -> Any:
         """The item at an end of a list to which a loop appends, if it has one."""
@@ -319,14 +334,30 @@ class KeptLoop:
         self._finals: dict[str, Any] | None = None
         """The variables after the kept iterations."""
         self._collected: dict[str, Collected] = {}
+        self._nest: Nest | None = None
+        """The nest that it is the outer or the inner loop of."""
+        self._is_diagonal = False
 
     def __iter__(self) -> Iterator[Any]:
         """The items of the iterations, of a kept loop only those whose body is traced."""
+        if self.keeper.rows is not None and self._is_long():
+            return
+        if self.keeper.nest is not None and self._is_long():
+            self._nest = self.keeper.nest
+            yield from self._nest.cells(self)
+            return
         if not self._is_kept():
             yield from self.keeper.unrolling(self.line, self.steps)
             return
         if self.line in self.keeper.below_autograd:
             refuse_above_autograd()
+        if self.line in self.keeper.nests and not self._is_diagonal:
+            yield from self._nested()
+            return
+        yield from self._once()
+
+    def _once(self) -> Iterator[Any]:
+        """The items for which the body runs, where it is traced once."""
         peeled = self.keeper.peeled.get(self.line, {})
         first, last = peeled.get("first", 0), peeled.get("last", 0)
         for i in range(first):
@@ -350,12 +381,36 @@ class KeptLoop:
         for i in range(last, 0, -1):
             yield self.steps.item(self.steps.count - i)
 
+    def _nested(self) -> Iterator[Any]:
+        """The items for which the body of a nest runs."""
+        keeper = self.keeper
+        keeper.number += 2
+        nest = self._nest = keeper.nest = Nest(keeper.number - 1, self.line, self.steps, self._diagonals)
+        keeper.active = self
+        yield from nest.iterations()
+        keeper.active = keeper.nest = None
+        names = nest.rows()
+        if names is not None:
+            keeper.rows, self._nest = names, None
+            yield from self._once()
+            keeper.rows, self._nest = None, nest
+        nest.finish({name: self._collected.pop(name).joined(0, is_stack=True) for name in names or ()})
+
+    def _diagonals(self, steps: Steps, carried: tuple[str, ...], lists: tuple[str, ...]) -> KeptLoop:
+        """The loop that computes the cells of a nest."""
+        loop = KeptLoop(self.keeper, self.line, steps, carried, (), lists, ())
+        loop._is_diagonal = True
+        return loop
+
+    def _is_long(self) -> bool:
+        return self.steps.count is not None and _usual(self.steps.count) >= LEAST_ITERATIONS
+
     def _is_kept(self) -> bool:
         """Whether the body is traced once. That is decided at the first run and stays for other sizes."""
         keeper, count = self.keeper, self.steps.count
         if keeper.active is not None:
-            if count is not None and _usual(count) >= LEAST_ITERATIONS:
-                raise NotKept(f"each of its iterations runs another long loop, in line {self.line}")
+            if self._is_long():
+                raise NestedLoops(self.line)
             return False
         if self.line in keeper.unrolled or count is None:
             return False
@@ -371,6 +426,9 @@ class KeptLoop:
     def enter(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """The carried variables at the beginning of an iteration."""
         values = {name: values[name] for name in self.carried if name in values} | self._after()
+        if self._nest is not None:
+            values = {name: value for name, value in values.items() if value is not UNBOUND}
+            values = self._nest.enter(self, values)
         if self._body is not None:
             if self._before is None:
                 self._before = {name: value for name, value in values.items() if value is not UNBOUND}
@@ -394,6 +452,8 @@ class KeptLoop:
 
     def leave(self, values: Mapping[str, Any]) -> None:
         """Note the end of an iteration."""
+        if self._nest is not None:
+            self._nest.leave(self, {name: values[name] for name in self.carried if values[name] is not UNBOUND})
         if self._body is not None:
             self._body.__exit__(None, None, None)
             left = (name for name in self.carried if self._is_state(name) and values[name] is not UNBOUND)
@@ -412,7 +472,9 @@ class KeptLoop:
 
     def append(self, name: str, items: list[Any], value: Any, at_front: bool) -> None:
         """``items.append(value)`` or ``items.insert(0, value)`` in the body."""
-        if self._body is not None:
+        if self._nest is not None:
+            self._nest.append(self, name, items, value, at_front)
+        elif self._body is not None:
             self._body.append(name, items, value, at_front=at_front)
         elif name in self._collected:
             self._collected[name].append_item(value)
@@ -427,6 +489,11 @@ class KeptLoop:
     def results(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """The variables after the loop: those that it carries, those of the iteration, and lists."""
         values = {**values, **self._after(), **self._collected}
+        if self.keeper.rows is not None and self.keeper.active is not None:
+            for name in self.keeper.rows & values.keys():
+                self.keeper.active.append(name, [], values[name], at_front=False)
+        if self._nest is not None:
+            values = self._nest.results(self, values, is_outer=self.keeper.nest is None)
         for name in self.targets:
             if isinstance(values.get(name), Step):
                 values[name] = values[name].last

@@ -132,9 +132,25 @@ def _walk(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 def _assigned(nodes: Sequence[ast.AST]) -> set[str]:
     """Names that are assigned in this scope, walrus expressions in comprehensions included."""
-    names = {node.id for node in _walk(nodes) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    walked = list(_walk(nodes))
+    # The variables of a rewritten inner loop are those that its own statements assign.
+    generated = {id(item) for node in walked if _is_generated(node) for item in ast.walk(node)}
+    names = {
+        node.id
+        for node in walked
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and id(node) not in generated
+    }
     walrus = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.NamedExpr))
     return names | {node.target.id for node in walrus}
+
+
+def _is_generated(node: ast.AST) -> bool:
+    """Whether a statement passes variables into or out of a rewritten loop."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    function = value.func if isinstance(value, ast.Call) else None
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
+        return False
+    return function.value.id.startswith(LOOP_VARIABLE) and function.attr in ("enter", "results")
 
 
 class _Rewriter:
@@ -298,7 +314,15 @@ def _locate(statement: ast.stmt, like: ast.stmt) -> None:
 def _subscripted(body: Sequence[ast.AST]) -> set[str]:
     """Names whose items are assigned: ``out`` of ``out[:, t] = x``."""
     stored = (node for node in _walk(body) if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load))
-    return {node.value.id for node in stored if isinstance(node.value, ast.Name)}
+    return {root.id for node in stored if isinstance(root := _root(node), ast.Name)}
+
+
+def _root(node: ast.Subscript) -> ast.expr:
+    """The ``out`` of ``out[i][j]``."""
+    value = node.value
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    return value
 
 
 def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
@@ -309,7 +333,7 @@ def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
     if any(isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) for node in nodes):
         return None
     stored = [node for node in nodes if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)]
-    if any(not isinstance(node.value, ast.Name) for node in stored):
+    if any(not isinstance(_root(node), ast.Name) for node in stored):
         return None
     local = local_lists(loop.body)
     appends = [node for node in nodes if isinstance(node, ast.Expr) and _append(node) is not None]

@@ -12,6 +12,12 @@ from mtmc_lsp.capture.worker.loops.iteration import Changing, NeedsPeeling, NotK
 
 FACTORIES = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.full)
 """Functions that create a tensor from a number."""
+WITHOUT_VALUES = {
+    torch.empty: torch.zeros,
+    torch.empty_like: torch.zeros_like,
+    torch.Tensor.new_empty: torch.Tensor.new_zeros,
+}
+"""Functions that create a tensor without values, and functions that fill it: no kernel leaves values as they are."""
 IN_PLACE = frozenset(
     f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
 )
