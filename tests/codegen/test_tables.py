@@ -94,11 +94,11 @@ def test_other_constants_are_no_tables(name: str, checker: Checker) -> None:
     assert all(capture.graph.node(result).type.numel.value(capture.graph.sizes) <= 4 * 81 for result in table.results)
 
 
-def tables_of(source: str) -> Callable[..., Any]:
+def tables_of(source: str, synchronize: str = "None") -> Callable[..., Any]:
     start = source.index("_F_TABLES = {}")
     namespace: dict[str, Any] = {"torch": torch}
     text = source[start : source.index("def f_launch(")]
-    exec(text.replace("torch.cuda.synchronize()", "None"), namespace)
+    exec(text.replace("torch.cuda.synchronize()", synchronize), namespace)
     function: Callable[..., Any] = namespace["f_tables"]
     return function
 
@@ -125,6 +125,13 @@ def test_few_tables_are_kept_and_none_under_a_tracer(checker: Checker) -> None:
     assert len(cache) == 4
     with torch.inference_mode():
         assert not tables(torch.zeros(1, 30, 16), 30, 10000.0)[0].is_inference()
+
+
+def test_tables_of_tensors_without_data_need_no_gpu(checker: Checker) -> None:
+    """The process that compiles kernels calls the launcher on such tensors, and cannot use the GPU."""
+    tables = tables_of(planned(checker.capture(ROPE)).source, "1 / 0")
+    assert tables(torch.zeros(1, 5, 16, device="meta"), 5, 10000.0)[0].shape == (5, 16)
+    assert tables.__globals__["_F_TABLES"] == {}
 
 
 LEFT_TO_TORCH = {

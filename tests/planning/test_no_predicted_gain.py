@@ -18,7 +18,9 @@ def f(x):
 
 def test_one_kernel_is_tried_once(captured) -> None:
     capture = captured(TEXT, "f")
-    capture = replace(capture, graph=replace(capture.graph, sizes={"B": 64, "H": 2046}))
+    capture = replace(
+        capture, graph=replace(capture.graph, sizes={**capture.graph.sizes, "B": 64, "H": 2046, "H_div_11": 186})
+    )
     begin = start(capture, TEXT)
     state = situation(capture, begin, has_gpu=True, strict=False, device=H200)
     (action,) = proposals(state)

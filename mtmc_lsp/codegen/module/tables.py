@@ -66,7 +66,7 @@ def table_function(
         '    """Tensors that depend only on sizes; computed once for each device and size."""',
         f"    key = {key_text}",
         f"    tables = {cache}.get(key)",
-        "    is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()",
+        f"    is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or {like}.is_meta",
         "    if tables is None or is_traced:",
         "        with torch.inference_mode(False), torch.no_grad():",
         *(f"            {line}" for statement in statements for line in statement.split("\n")),
