@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -27,10 +28,12 @@ BFLOAT16 = (
 
 
 def left_to_torch(capture: Capture, candidate: Candidate) -> set[str]:
-    """Operations that no kernel computes, except views and elided copies."""
+    """Operations that no kernel computes, except views and copies that no kernel reads."""
     schedule = from_json(Schedule, candidate.schedule)
     nodes = [node for node in capture.graph.nodes if schedule.kernel_of(node.name) is None]
-    nodes = [node for node in nodes if node.op != "aten.clone.default" or ".clone(" in candidate.source]
+    launcher = candidate.source.partition("def f_launch(")[2]
+    mentions = {node.name: len(re.findall(rf"(?<![.\w]){node.name}\b", launcher)) for node in nodes}
+    nodes = [node for node in nodes if node.op != "aten.clone.default" or mentions[node.name] > 1]
     return {name for node in nodes if (name := node.op.split(".")[1]) not in VIEWS}
 
 
