@@ -49,6 +49,25 @@ def test_every_configuration_is_compiled_and_none_is_launched(compiled: list[dic
     assert [(kwargs["BLOCK"], kwargs["warmup"]) for kwargs in compiled] == [(32, True), (64, True), (128, True)]
 
 
+def test_a_kernel_that_does_not_compile_in_a_thread_does_not_stop_later_compilations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modes = pytest.importorskip("triton.runtime._async_compile")
+
+    def fails() -> None:
+        raise ValueError("out of shared memory")
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        # As Triton compiles in this mode; later versions get a fourth argument.
+        further = [lambda *_: None] * (modes.AsyncCompileMode.submit.__code__.co_argcount - 3)
+        modes.active_mode.get().submit(kwargs["BLOCK"], fails, *further)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    for _ in range(2):
+        compile_ahead(lambda: JITFunction(double_kernel)[(2,)](3, BLOCK=16))
+        assert modes.active_mode.get() is None
+
+
 def test_only_the_chosen_configurations_are_compiled(compiled: list[dict[str, Any]]) -> None:
     kernel = tuner()
     compile_ahead(lambda: kernel.run(3, grid=(1,), warmup=False), [0, 2])

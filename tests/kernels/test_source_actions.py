@@ -98,6 +98,11 @@ def test_autotune_replaces_fixed_values_and_keeps_all_other_lines() -> None:
     assert [line for line in text.splitlines() if line in kept] == kept
 
 
+def test_autotune_removes_options_that_each_configuration_sets() -> None:
+    with_ctas = ADD.replace("num_warps=4", "num_warps=4, num_ctas=1")
+    assert applied(with_ctas, "autotune") == applied(ADD, "autotune")
+
+
 def test_autotune_measures_other_block_sizes_only_where_every_access_is_masked() -> None:
     whole = ADD.replace("tl.load(y_ptr + offsets, mask=mask, other=0.0)", "tl.load(y_ptr + offsets)")
     text = applied(whole, "autotune")
@@ -128,6 +133,7 @@ def test_autotune_restores_a_tensor_that_a_launch_passes_twice() -> None:
         ("x.numel(), BLOCK=1024", "x.numel(), **options"),
         ("    return out\n", "    add_kernel.warmup(x)\n    return out\n"),
         ("BLOCK=1024, num_warps=4", "BLOCK=1024,  # measured on an A100\n        num_warps=4"),
+        ("num_warps=4", "num_warps=4, num_ctas=2"),
     ],
 )
 def test_autotune_leaves_kernels_alone_that_it_could_break(change: tuple[str, str]) -> None:

@@ -127,10 +127,14 @@ def _launches_of(run: Callable[[], object]) -> list[tuple[Any, tuple[Any, ...], 
 def _in_threads() -> Iterator[None]:
     """Compile several kernels at a time, as far as this version of Triton can."""
     try:
-        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime._async_compile import AsyncCompileMode, active_mode
     except ImportError:
         yield
         return
-    # A kernel that does not compile raises at the end.
-    with contextlib.suppress(Exception), ThreadPoolExecutor(COMPILER_THREADS) as pool, AsyncCompileMode(pool):
-        yield
+    try:
+        # Launches report kernels that do not compile.
+        with ThreadPoolExecutor(COMPILER_THREADS) as pool, AsyncCompileMode(pool, ignore_errors=True):
+            yield
+    finally:
+        # Triton 3.6 keeps the mode active if an exception is raised at its end. Later launches would wait for the ended pool.
+        active_mode.set(None)

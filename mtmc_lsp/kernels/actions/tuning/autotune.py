@@ -15,7 +15,7 @@ from mtmc_lsp.kernels.actions.signatures import (
     module_prefix,
 )
 from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks, program_counters
-from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, OPTIONS, Configuration
+from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, ONLY, OPTIONS, Configuration
 from mtmc_lsp.kernels.actions.tuning.extend import more_configurations
 from mtmc_lsp.kernels.actions.tuning.tiles import is_product
 from mtmc_lsp.kernels.repairs.site import Edit, Launch
@@ -57,7 +57,9 @@ def autotune(facts: Facts) -> Iterator[Proposal]:
         return
     if not prefix or not site.launches or is_called(facts) or not facts.launches:
         return
-    if any(has_unknown_keywords(launch) for launch in site.launches) or _is_used_by_name(facts):
+    if any(has_unknown_keywords(launch) or _has_other_options(launch) for launch in site.launches) or _is_used_by_name(
+        facts
+    ):
         return
     blocks = free_blocks(facts)
     whole = _tuned(facts, prefix, blocks)
@@ -246,6 +248,11 @@ def _is_used_by_name(facts: Facts) -> bool:
     return re.search(rf"\b{re.escape(facts.name)}\.\w", facts.site.text.decode(errors="replace")) is not None
 
 
+def _has_other_options(launch: Launch) -> bool:
+    """Whether the launch sets an option that the configurations would set to another value."""
+    return any(name in launch.keywords and text_of(launch.keywords[name]) != text for name, text in ONLY.items())
+
+
 def _without(launch: Launch, facts: Facts, blocks: Sequence[str]) -> Iterator[Edit]:
     """The edits that remove what a configuration sets now: from the argument to the end of the one before."""
     arguments = field(launch.call, "arguments")
@@ -255,7 +262,7 @@ def _without(launch: Launch, facts: Facts, blocks: Sequence[str]) -> Iterator[Ed
     gone = [
         item
         for item in items
-        if (item.type == "keyword_argument" and text_of(field(item, "name")) in (*OPTIONS, *blocks))
+        if (item.type == "keyword_argument" and text_of(field(item, "name")) in (*OPTIONS, *ONLY, *blocks))
         or (item.type != "keyword_argument" and names.get(item.id) in blocks)
     ]
     for item in gone:

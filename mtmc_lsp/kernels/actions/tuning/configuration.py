@@ -7,6 +7,8 @@ from typing import Any
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
 """Options of a configuration with Triton's defaults."""
+ONLY = {"num_ctas": "1"}
+"""Further options that a configuration sets to its default, so that a launch cannot pass them; with the text of the default."""
 EXPECTED = 0.1
 """Estimated share of the time that tuned options save, where the kernel is far from the roofline."""
 
