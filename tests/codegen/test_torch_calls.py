@@ -129,3 +129,10 @@ def test_a_readable_call_does_what_the_operation_of_aten_does(
 
 def test_each_elementwise_operation_is_compared_with_atens() -> None:
     assert set(ELEMENTWISE.split()) | set(OF_TWO.split()) <= PLAIN
+
+
+def test_a_number_is_converted_to_a_tensor() -> None:
+    """In a loop over a table, constants stay numbers in its graph."""
+    text = torch_call(Node("y", "aten._to_copy.default", (1,), {"dtype": "float32"}, ()), {}, {}, "x")
+    result = eval(text, {"torch": torch})
+    assert result.dtype == torch.float32 and result.item() == 1.0

@@ -38,18 +38,6 @@ LISTS = frozenset("split split_with_sizes chunk tensor_split unbind unsafe_split
 """Operations that return a list, also of a single tensor."""
 METHODS = frozenset("view reshape permute transpose unsqueeze squeeze expand contiguous".split())
 """View operations, written as methods."""
-CREATING = frozenset("tensor arange full ones zeros scalar_tensor pow remainder".split())
-"""Operations in :data:`PLAIN` whose first argument may be a number in Python, too."""
-BETWEEN_TENSORS = frozenset("maximum minimum atan2 logical_and logical_or logical_xor".split())
-"""Operations in :data:`PLAIN` that take tensors alone in Python."""
-
-
-def _has_number_for_tensor(node: Node, name: str) -> bool:
-    """Whether a number stands for a tensor, which ATen's overloads take and ``torch.<name>`` does not."""
-    if name in CREATING or not node.args:
-        return False
-    operands = node.args if name in BETWEEN_TENSORS else node.args[:1]
-    return any(isinstance(item, (int, float)) for item in operands)
 
 
 def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], first: str) -> str:
@@ -75,7 +63,7 @@ def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], fir
         return f"{FUNCTIONAL[name]}({', '.join([*args, *kwargs])})"
     if name == "_to_copy" and keywords.keys() == {"dtype"} and isinstance(node.args[0], Ref):
         return f"{args[0]}.to({keywords['dtype']}, copy=True)"
-    if name in PLAIN and not _has_number_for_tensor(node, name):
+    if name in PLAIN:
         return f"torch.{name}({', '.join([*args, *kwargs])})"
     text = f"torch.ops.{node.op}({', '.join([*args, *kwargs])})"
     return f"{text}[0]" if name in LISTS and len(node.outputs) == 1 else text
