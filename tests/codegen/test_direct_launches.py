@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction, compute_cache_key, create_function_f
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.verify.worker.run_target import LaunchCount
+from tests.codegen.launch_values import similar_launches
 from tests.codegen.noted_launches import TARGET, Launches, note_launches
 from tests.golden.pairs import FOLDER
 
@@ -215,27 +216,10 @@ def test_arguments_by_keyword_are_left_to_triton(module: ModuleType, launches: L
     assert launches.searches == 4 and not direct.versions
 
 
-INTEGERS = st.sampled_from([1, 0, -1, -16, 2, 15, 16, 17, 2**31 - 1, 2**31, 2**31 + 15, -(2**31), -(2**31) - 1])
-VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "dtypes": st.tuples(*[st.sampled_from([torch.float32, torch.float16])] * 2),
-    "offsets": st.tuples(*[st.sampled_from([0, 0, 0, 4, 8])] * 2),
-    "n": INTEGERS | st.integers(-(2**63), 2**64 - 1) | st.booleans(),
-    "scale": st.sampled_from([0.5, 2.0, 1, 1.0, True, 32, None]),
-    "BLOCK": st.sampled_from([32, 64]),
-    "EVEN": st.sampled_from([False, True, 0, 1, 0.0, -0.0, 1.0]),
-    "num_warps": st.sampled_from([2, 4]),
-}
+FURTHER = {"EVEN": st.sampled_from([False, True, 0, 1, 0.0, -0.0, 1.0])}
 
 
-@st.composite
-def similar_launches(draw: Any) -> list[dict[str, Any]]:
-    """Launches that each differ from the first one in one value."""
-    first = {name: draw(values) for name, values in VALUES.items()} | {"offsets": (0, 0)}
-    changed = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=12))
-    return [first, *({**first, name: draw(VALUES[name])} for name in changed)]
-
-
-@given(similar_launches())
+@given(similar_launches(FURTHER))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_direct_launch_is_never_of_another_version_than_tritons(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]

@@ -20,6 +20,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.kernels.actions.launch.helper import NAME
 from mtmc_lsp.kernels.worker.autotuners import autotuners, direct_launches, only_config
 from mtmc_lsp.kernels.worker.time_command import recording_launches
+from tests.codegen.launch_values import similar_launches
 from tests.codegen.noted_launches import TARGET, Launches, note_launches
 from tests.kernels.observing import HEADER, Observing
 from tests.kernels.proposing import applied, proposed
@@ -281,28 +282,13 @@ def test_a_version_that_one_configuration_gave_is_forgotten(tuned: Any, launches
     assert not tuned.versions
 
 
-INTEGERS = st.sampled_from([1, 0, -1, -16, 2, 15, 16, 17, 2**31 - 1, 2**31, 2**31 + 15, -(2**31), -(2**31) - 1])
-VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "dtypes": st.tuples(*[st.sampled_from([torch.float32, torch.float16])] * 2),
-    "offsets": st.tuples(*[st.sampled_from([0, 0, 0, 4, 8])] * 2),
-    "n": INTEGERS | st.integers(-(2**63), 2**64 - 1) | st.booleans(),
-    "scale": st.sampled_from([0.5, 2.0, 1, 1.0, True, 32, None]),
-    "BLOCK": st.sampled_from([32, 64]),
+FURTHER = {
     "SHIFT": st.sampled_from([False, True, 0, 1, 0.0, -0.0, 1.0, None, "a", torch.float32]),
-    "num_warps": st.sampled_from([2, 4]),
     "form": st.integers(0, 2),
 }
 
 
-@st.composite
-def similar_launches(draw: Any) -> list[dict[str, Any]]:
-    """Launches that each differ from the first one in one value."""
-    first = {name: draw(values) for name, values in VALUES.items()} | {"offsets": (0, 0)}
-    changed = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=12))
-    return [first, *({**first, name: draw(VALUES[name])} for name in changed)]
-
-
-@given(similar_launches())
+@given(similar_launches(FURTHER))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_direct_launch_is_never_of_another_version_than_tritons(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]

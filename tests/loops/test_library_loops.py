@@ -107,7 +107,7 @@ def test_a_loop_of_a_package_has_a_line_of_its_own() -> None:
     for path in ("/site-packages/a.py", "/site-packages/b.py"):
         code = compile("def f(x):\n    for i in range(3):\n        x = x + i\n    return x\n", path, "exec")
         exec(code, namespace)
-        keeper.code_of(namespace["f"], "/home/model.py")
+        keeper.code_of(namespace["f"], "model.py")
     assert keeper.files == ["/site-packages/a.py", "/site-packages/b.py"]
     keeper.unrolled = {3: "of a reason", LIBRARY_LINES + 2: "of another"}
     (note,) = keeper.notes(["", "", "for t in x:"])

@@ -33,7 +33,7 @@ AFTER_EDITS = (
     (Stage.STATISTICS, "tried: an edit spills more"),
     (Stage.ERROR, "tried: an edit raises an error"),
 )
-"""Causes by the stage that the edits of a file reached; the first one that an edit reached counts."""
+"""Causes by the stage at which edits of a file were refused. The first stage in this order counts."""
 LAUNCH_TEXT = "the launch takes most of"
 
 

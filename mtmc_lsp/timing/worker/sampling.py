@@ -39,7 +39,7 @@ ENOUGH_SAMPLES = {2.0: 5, 20.0: 3}
 """A contender that takes more than its share of the time limit is sampled no more after this many samples, if each of them is
 slower than the candidate's median by the factor. A user's loop may take a second, and nothing else uses the GPU meanwhile."""
 SINGLE_US, SINGLE_FACTOR = 200_000.0, 10.0
-"""One sample is enough if it takes so long and is slower by this factor: no two calls of so many launches differ by so much."""
+"""One sample of a contender is enough if it takes this long and is slower than the candidate by this factor."""
 KNOWN_FACTOR = 20.0
 """Samples of an earlier timing count if all of them are slower than the candidate by this factor."""
 SINGLE_ERROR = 0.5

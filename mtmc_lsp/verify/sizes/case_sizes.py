@@ -138,7 +138,7 @@ def has_slow_loop(graph: Graph) -> bool:
 
 
 def is_network(graph: Graph) -> bool:
-    """Whether a call has so many operations that each run of the user's code takes long, whatever the sizes."""
+    """Whether the number of operations alone makes each run of the user's code slow, at any size."""
     return len(graph.nodes) >= NETWORK_OPERATIONS
 
 

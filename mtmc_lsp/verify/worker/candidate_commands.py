@@ -68,7 +68,7 @@ from mtmc_lsp.verify.worker.surroundings.stand_in_gpu import describe_gpu
 from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled
 
 JUDGED_CALL = CallPlan()
-"""The only call where the guard chooses the user's code, if that is a long loop: its calls show nothing of the version."""
+"""One call without repeats, for a long loop that the guard refuses: the user's code runs there, not the version."""
 LEAST_REPEATS = 4
 """Repeats that are made even after their time is over, if as many are requested."""
 OBSERVED_CALLS = 4

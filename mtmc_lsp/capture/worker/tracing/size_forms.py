@@ -156,4 +156,4 @@ FORMS: dict[Any, Form] = {
     torch.split: _split,
     torch.Tensor.split: _split,
 }
-"""The form of each function; one that returns ``NotImplemented`` leaves the call as it is."""
+"""The replacement of each function. If a replacement returns ``NotImplemented``, the call is not changed."""

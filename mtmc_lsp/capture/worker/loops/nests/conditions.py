@@ -73,7 +73,7 @@ class Path:
     """The answers with which the run begins; all later ones are true."""
 
     def answer(self, condition: Condition) -> bool:
-        """The answer to a condition, the same each time that it is asked."""
+        """The answer to a condition. Equal conditions get the same answer."""
         for earlier, answer in self.answers:
             if earlier.same(condition):
                 return answer

@@ -14,7 +14,7 @@ from mtmc_lsp.capture.worker.loops.nests.conditions import Path
 from mtmc_lsp.capture.worker.loops.nests.tape import At
 
 FARTHEST = 4
-"""The largest distance between a cell and one that it reads, in cells along each dimension."""
+"""Limit for the offset of a read, in cells along each dimension."""
 
 
 def padded(tensor: torch.Tensor, dim: int, before: Any, after: Any, *, is_wide: bool = False) -> torch.Tensor:
@@ -129,7 +129,7 @@ class Schedule:
         return (pair[self.lane_axis], pair[1 - self.lane_axis])
 
     def delay(self, distance: tuple[int, int]) -> int:
-        """The time between a cell and one that reads it."""
+        """The number of iterations between the write of a cell and its read."""
         lane, other = self.split(distance)
         return int(other + self.skew * lane)
 
@@ -193,7 +193,7 @@ class OneByOne(Schedule):
         return cls(0, 0, 1, rows * columns, rows, columns)
 
     def delay(self, distance: tuple[int, int]) -> int:
-        """The time between a cell and one of the same row that reads it.
+        """The number of iterations between the write of a cell and its read in the same row.
 
         Raises:
             NotKept: they are in different rows.

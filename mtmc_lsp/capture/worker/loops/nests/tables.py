@@ -23,7 +23,7 @@ from mtmc_lsp.capture.worker.loops.nests.tape import Read, Write
 from mtmc_lsp.capture.worker.loops.tensors import storage_of
 
 Distance = tuple[int, int]
-"""Between a cell and one that it reads, along the outer and the inner loop."""
+"""The offset of a read from the written cell, along the outer and the inner loop."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Table:
     columns: Line
     spans: tuple[Span, Span]
     sources: list[tuple[torch.Tensor, torch.Tensor | None]]
-    """In each run of the body, the tensor that is written, and the one that holds the row before."""
+    """By run of the body: the tensor that is written, and the tensor that holds the previous row."""
     name: str = ""
     """The variable of a row that each iteration of the outer loop creates."""
     previous: str = ""
@@ -68,7 +68,7 @@ class Table:
         return self.spans[0].count, self.spans[1].count
 
     def read(self, number: int, read: Read, paths: Sequence[Path]) -> Distance:
-        """The distance between a cell and the one that it reads in one run."""
+        """The offset of a read from the written cell in one run."""
         write, sizes = self.write, self.write.target.shape
         if read.inner is None or read.inner.dim != write.inner.dim:  # type: ignore[union-attr]
             raise NotKept("it reads a whole row of a table that it writes cell by cell")
@@ -192,7 +192,7 @@ def _line(dim: int, line: Line, target: torch.Tensor, span: Span, paths: Sequenc
 
 
 def _clipped(line: torch.Tensor, start: Any, count: Any) -> torch.Tensor:
-    """The elements from ``start``, of which few at the ends may be outside."""
+    """The elements from ``start``. A few at the ends may be outside of the tensor."""
     size = line.shape[0]
     before = 0 if known(start >= 0) else -difference(start, 0)
     after = 0
