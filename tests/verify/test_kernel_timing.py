@@ -65,12 +65,18 @@ def test_a_time_that_the_memory_does_not_allow_is_rejected(timed: Any) -> None:
 
 TUNED = """\
 import torch
-from triton.runtime.autotuner import Autotuner
+from triton.runtime.autotuner import Autotuner, Config
+
+
+class Kernel:
+    def run(self, **kwargs):
+        pass
 
 
 class Tuned(Autotuner):
     def __init__(self):
-        self.configs = ["first", "second"]
+        self.fn = Kernel()
+        self.configs = [Config({"BLOCK": 128}), Config({"BLOCK": 256})]
 
 
 kernel = Tuned()
