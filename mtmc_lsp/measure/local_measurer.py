@@ -15,7 +15,7 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import BaselineTime, Check, CompileReport, Timing, Verdict
+from mtmc_lsp.core.results import BaselineTime, Check, CheckStatus, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, Placement
 from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.device.choice import planning_model
@@ -32,6 +32,7 @@ from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.engine import VerificationEngine
+from mtmc_lsp.verify.int32_overflow import FAR_CHECK, OTHERS_FILL
 from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.outcomes import with_whole_target
 from mtmc_lsp.verify.reference import Reference
@@ -239,11 +240,14 @@ class LocalMeasurer:
         try:
             self._process.next()
             self._process.start()
-            # The case needs most of the free memory, so no other process may use the GPU.
-            with self._pool.exclusive_gpu(admits_calls=True):
-                # Others allocated memory since the process started: this reads the free memory again.
-                self._process.start()
-                return self._engine.verify_int32_offsets(version)
+            # The case needs most of the free memory. Others go on, and their timings pass between two commands.
+            with self._pool.filling_gpu() as is_held:
+                if not is_held:
+                    return Check(FAR_CHECK, CheckStatus.SKIPPED, "", OTHERS_FILL)
+                with self._pool.exclusive_gpu():
+                    # Others allocated memory since the process started: this reads what is free between their commands.
+                    self._process.start()
+                return self._engine.verify_int32_offsets(version, self.device().bandwidth)
         finally:
             self._process.next()
 

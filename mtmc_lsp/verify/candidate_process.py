@@ -58,6 +58,8 @@ class CandidateProcess:
         known = cache_file(environment, "unlocked") if has_gpu else None
         self._reason = known.read_text(encoding="utf-8") if known is not None and known.exists() else ""
         self._isolation: Isolation | None = None
+        self._is_used = False
+        """Whether the present process may have run a candidate; one that was only started serves the next candidate."""
         self.gpu = ""
         """The GPU's UUID; known after the start."""
         self.free_bytes = 0
@@ -115,6 +117,7 @@ class CandidateProcess:
         """
         if self._isolation is None:
             self.start()
+        self._is_used = True
         return self._worker.call(request, seconds, lock, end)
 
     def take_results(self, to: Path) -> None:
@@ -135,8 +138,10 @@ class CandidateProcess:
             worker.kill()
 
     def next(self) -> None:
-        """End the process with all that the candidate changed in it. The next call starts a new one."""
-        self._worker.close()
+        """End the process with all that the candidate changed in it, if one ran. The next call starts a new one."""
+        if self._is_used:
+            self._worker.close()
+            self._is_used = False
 
     def warm_up(self) -> None:
         """Start the next process now; the next call reports an error."""

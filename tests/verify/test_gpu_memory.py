@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,9 +153,51 @@ def test_a_caller_that_holds_the_gpu_does_not_wait_for_itself(tmp_path: Path, mo
     pool, process = pool_with(1, tmp_path, monkeypatch)
     with pool.exclusive_gpu():
         assert pool.call_unlocked(process, ReleaseRequest(), 5.0) == "answer"
-    process.failures = 1
-    with pool.exclusive_gpu(admits_calls=True):
+
+
+def test_other_runs_go_on_while_one_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, process = pool_with(0, tmp_path, monkeypatch)
+    with gpu_lock.filling("fake") as is_held:
+        assert is_held
         assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
+        with pool.exclusive_gpu():
+            assert pool.call_unlocked(process, ReleaseRequest(), 5.0) == "answer"
+
+
+@pytest.mark.parametrize("call", ["call", "call_locking"])
+def test_a_command_without_memory_is_repeated_after_the_run_that_fills_it(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    with ThreadPoolExecutor(1) as other:
+        with gpu_lock.filling("fake"):
+            answer = other.submit(getattr(pool, call), process, ReleaseRequest(), 5.0)
+            while not process.events:
+                time.sleep(0.01)
+            with pytest.raises(TimeoutError):
+                answer.result(0.3)
+            assert process.events == ["call a"]
+        assert answer.result(30) == "answer"
+    assert process.events == ["call a", *RELEASED, "call a"]
+
+
+def test_a_run_that_fills_the_memory_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    with pool.filling_gpu() as is_held:
+        assert is_held
+        assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
+    assert process.gpu_is_free == [True, False]
+    # The next run has its turn.
+    with gpu_lock.filling("fake", end=time.monotonic()) as is_held:
+        assert is_held
+
+
+def test_a_run_waits_for_the_memory_until_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pool = WorkerPool(has_gpu=True, deadline=time.monotonic() + 0.2)
+    pool.set_gpu("fake")
+    with gpu_lock.filling("fake"), pool.filling_gpu() as is_held:
+        assert not is_held
 
 
 def test_only_an_idle_child_that_runs_is_asked_for_memory(tmp_path: Path) -> None:
