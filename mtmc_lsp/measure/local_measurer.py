@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from mtmc_lsp.core.run import Candidate, Placement
 from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.measure.compilation import COMPILE_SECONDS, KernelCompiler
+from mtmc_lsp.measure.early_processes import EarlyProcesses
 from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.messages import StartRequest
@@ -83,6 +85,7 @@ class LocalMeasurer:
         source: str | None = None,
         fork_server: ForkServer | None = None,
         whole: Workload | None = None,
+        early: EarlyProcesses | None = None,
     ) -> None:
         """Prepare the processes. On a GPU they start in the background, else with the first call.
 
@@ -90,6 +93,7 @@ class LocalMeasurer:
             source: the user's file at the start of the run; by default it is read.
             whole: the workload of the whole target, if the capture is of a region.
             fork_server: starts the processes by forks if its environment variables fit; the caller closes it.
+            early: processes that start already; without a GPU, the caller closes them.
         """
         options = options or MeasureOptions()
         target_path = Path(capture.workload.target.path)
@@ -101,7 +105,10 @@ class LocalMeasurer:
         self._own_fork_server = None if fits else ForkServer(python, variables, preload=True)
         fork_server = fork_server if fits else self._own_fork_server
         self._background = ThreadPoolExecutor(BACKGROUND_THREADS)
-        self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
+        early = early if self.has_gpu else None
+        if early is not None:
+            early.take()
+        self._kernels = early.kernels if early is not None else tempfile.mkdtemp(prefix="mtmc-kernels-")
         self._pool = WorkerPool(has_gpu=self.has_gpu, deadline=options.deadline)
         self._reference = Reference(
             capture,
@@ -112,10 +119,11 @@ class LocalMeasurer:
             precision=options.precision,
             run_seconds=options.run_seconds,
             fork_server=fork_server,
+            early=early.reference if early is not None else None,
         )
         cwd = str(project_root(target_path))
 
-        def candidate_process() -> CandidateProcess:
+        def candidate_process(worker: Worker | None = None) -> CandidateProcess:
             return CandidateProcess(
                 python,
                 cwd,
@@ -125,6 +133,7 @@ class LocalMeasurer:
                 fork_server=fork_server,
                 needs_sandbox=options.needs_sandbox,
                 kernels=self._kernels,
+                early=worker,
             )
 
         def compiler(low_priority: bool) -> Worker:
@@ -132,7 +141,8 @@ class LocalMeasurer:
             env = {"TRITON_CACHE_DIR": self._kernels}
             return Worker(python, cwd=cwd, env=env, sandbox=sandbox, fork_server=fork_server, low_priority=low_priority)
 
-        self._process, baseline_process, trial_process = (self._pool.add(candidate_process()) for _ in range(3))
+        started = (early.candidate, None, early.trials) if early is not None else (None, None, None)
+        self._process, baseline_process, trial_process = (self._pool.add(candidate_process(one)) for one in started)
         self._trial_process = trial_process
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
         self._engine = VerificationEngine(self._reference, self._process)
@@ -160,10 +170,11 @@ class LocalMeasurer:
         )
         if self.has_gpu:
             # Importing torch takes seconds, so all processes start at once, while the first step is planned.
-            self._background.submit(self._start_timing, trial_process)
-            for process in (self._process, baseline_process):
-                self._background.submit(process.warm_up)
+            starting = self._background.submit(self._start_timing, trial_process)
+            self._background.submit(self._process.warm_up)
             self._background.submit(self._reference.start)
+            # Nothing of the first step waits for the baselines.
+            starting.add_done_callback(lambda _: self._warm_up_later(baseline_process))
             self._background.submit(
                 self._pool.call_unlocked, compile_worker, StartRequest(gpu=False), options.run_seconds
             )
@@ -180,6 +191,11 @@ class LocalMeasurer:
         """Start the timing process and set the GPU. The first request reports an error."""
         process.warm_up()
         self._pool.set_gpu(process.gpu)
+
+    def _warm_up_later(self, process: CandidateProcess) -> None:
+        # After the end of the run, no further work is accepted.
+        with contextlib.suppress(RuntimeError):
+            self._background.submit(process.warm_up)
 
     def device(self) -> DeviceModel:
         """The calibrated GPU of this machine, or without a GPU the model of a data file."""
