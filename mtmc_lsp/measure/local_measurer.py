@@ -386,8 +386,7 @@ class LocalMeasurer:
         source = candidate.source if candidate.code is not None else None
         request = ProfileRequest(self._capture, self._source, self._capture.graph.sizes, PROFILE_SECONDS, source)
         try:
-            with self._pool.exclusive_gpu():
-                profile = self._pool.call_unlocked(self._trial_process, request, self._options.run_seconds)
+            profile = self._pool.call(self._trial_process, request, self._options.run_seconds)
         finally:
             self._trial_process.next()
             self._background.submit(self._trial_process.warm_up)
