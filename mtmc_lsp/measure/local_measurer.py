@@ -24,7 +24,6 @@ from mtmc_lsp.measure.compilation import COMPILE_SECONDS, KernelCompiler
 from mtmc_lsp.measure.early_processes import EarlyProcesses
 from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Sandbox, Worker
@@ -175,9 +174,7 @@ class LocalMeasurer:
             self._background.submit(self._reference.start)
             # Nothing of the first step waits for the baselines.
             starting.add_done_callback(lambda _: self._warm_up_later(baseline_process))
-            self._background.submit(
-                self._pool.call_unlocked, compile_worker, StartRequest(gpu=False), options.run_seconds
-            )
+            self._compiler.prepare()
 
     def isolation(self) -> Isolation:
         """The level of the candidates' sandbox.
@@ -191,6 +188,10 @@ class LocalMeasurer:
         """Start the timing process and set the GPU. The first request reports an error."""
         process.warm_up()
         self._pool.set_gpu(process.gpu)
+
+    def prepare_compiler(self) -> None:
+        """Start the compiler while the first step is planned. On a GPU it has started already."""
+        self._compiler.prepare()
 
     def _warm_up_later(self, process: CandidateProcess) -> None:
         # After the end of the run, no further work is accepted.
