@@ -40,6 +40,8 @@ from mtmc_lsp.verify.reference import Reference
 
 BACKGROUND_THREADS = 8
 """Threads that wait for processes: starting five of them, compiling ahead and compiling the baselines at the same time."""
+FAR_RESERVE_SECONDS = 5.0
+"""The wait for other runs' checks beyond 2^31 elements ends so long before the deadline: this one and the last timing follow."""
 PROFILE_SECONDS = 1.0
 """Approximate duration of a profile."""
 
@@ -258,7 +260,7 @@ class LocalMeasurer:
             self._process.next()
             self._process.start()
             # The case needs most of the free memory. Others go on, and their timings pass between two commands.
-            with self._pool.filling_gpu() as is_held:
+            with self._pool.filling_gpu(FAR_RESERVE_SECONDS) as is_held:
                 if not is_held:
                     return Check(FAR_CHECK, CheckStatus.SKIPPED, "", OTHERS_FILL)
                 with self._pool.exclusive_gpu():

@@ -174,13 +174,16 @@ class WorkerPool:
             yield
 
     @contextlib.contextmanager
-    def filling_gpu(self) -> Iterator[bool]:
+    def filling_gpu(self, reserve: float = 0.0) -> Iterator[bool]:
         """Fill the GPU's memory, one run at a time; calls share the GPU as usual.
 
+        Args:
+            reserve: seconds before the deadline of the task at which the wait for other runs ends.
+
         Yields:
-            Whether it is this run's turn; false if the deadline of the task comes first.
+            Whether it is this run's turn; false if the wait ended first.
         """
-        with filling(self.gpu, self._end) as is_held:
+        with filling(self.gpu, self._end - reserve) as is_held:
             self._fills_gpu = is_held
             try:
                 yield is_held

@@ -16,7 +16,7 @@ from mtmc_lsp.verify.sizes.case_sizes import has_more_iterations, iterated_bytes
 from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 FAR_CHECK = "offsets beyond 2^31"
-OTHERS_FILL = "another run filled the memory of the GPU until the end of the budget"
+OTHERS_FILL = "another run filled the memory of the GPU until the budget was almost used up"
 FAR_SEED = 1000
 FAR = 1 << 31
 """The smallest offset that a signed 32-bit integer cannot represent."""

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from handwritten import RMS
 
 from mtmc_lsp.core.errors import FailureKind, OutOfMemory
+from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.core.workload import Environment
+from mtmc_lsp.measure.local_measurer import FAR_RESERVE_SECONDS, LocalMeasurer, MeasureOptions
 from mtmc_lsp.process import gpu_lock
-from mtmc_lsp.process.messages import ReleaseRequest, StartRequest
+from mtmc_lsp.process.messages import ReleaseRequest, StartAnswer, StartRequest
 from mtmc_lsp.process.protocol import GpuLock
+from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker import gpu_memory, main
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.timing.worker import timing_commands
+from mtmc_lsp.verify.int32_overflow import OTHERS_FILL
+from mtmc_lsp.verify.messages import CandidateRequest
 from mtmc_lsp.verify.worker import reference_cache
 
 GIB = 1 << 30
@@ -198,6 +207,28 @@ def test_a_run_waits_for_the_memory_until_its_deadline(tmp_path: Path, monkeypat
     pool.set_gpu("fake")
     with gpu_lock.filling("fake"), pool.filling_gpu() as is_held:
         assert not is_held
+
+
+def test_a_check_of_large_tensors_gives_up_in_time_if_another_run_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture_of: Any
+) -> None:
+    capture = capture_of(RMS)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    requests: list[Any] = []
+
+    def call(worker: Worker, request: Any, *_: object) -> Any:
+        requests.append(request)
+        return StartAnswer(Isolation(), "fake", 1 << 40, "")
+
+    monkeypatch.setattr(Worker, "call", call)
+    gpu = Environment("3.12", "2.11.0", "3.6.0", "NVIDIA A10", "sm_86", "550.1")
+    on_gpu = replace(capture, environment=gpu, workload=replace(capture.workload, device="cuda"))
+    options = MeasureOptions(deadline=time.monotonic() + FAR_RESERVE_SECONDS)
+    with gpu_lock.filling("fake"), contextlib.closing(LocalMeasurer(on_gpu, sys.executable, options)) as measurer:
+        check = measurer.verify_int32_offsets(RMS.candidate())
+    assert (check.status, check.detail) == (CheckStatus.SKIPPED, OTHERS_FILL)
+    assert not any(isinstance(request, CandidateRequest) for request in requests)
 
 
 def test_only_an_idle_child_that_runs_is_asked_for_memory(tmp_path: Path) -> None:
