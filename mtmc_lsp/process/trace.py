@@ -15,8 +15,8 @@ TRACE = "MTMC_TRACE"
 """Environment variable with the path of the file."""
 STARTED, ASKED, ENDED = "started", "asked", "ended"
 """Events: a process started, answered a command, ended."""
-FORK, NEW, SERVER, BRANCH = "fork", "new", "fork server", "branch"
-"""How a process started: by a fork, as a new interpreter, as a fork server, as a branch of one."""
+FORK, NEW, SERVER = "fork", "new", "fork server"
+"""How a process started: by a fork, as a new interpreter, as a fork server. Branches of fork servers are not recorded."""
 
 
 def note(event: str, pid: int, **facts: object) -> None:
