@@ -39,6 +39,7 @@ from mtmc_lsp.app.stored_runs import fingerprint, in_current_text, open_store, s
 from mtmc_lsp.app.target_file import OpenTarget, check_place
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
+from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS, find_record
 from mtmc_lsp.capture.regions.runs import has_dispatch
 from mtmc_lsp.codegen.coder import BuiltinCoder
@@ -52,10 +53,11 @@ from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.workload import Capture, CodeRegion, TargetKind
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.recording_model import RecordingModel
+from mtmc_lsp.measure.early_processes import EarlyProcesses
 from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.fork_server import ForkServer, likely_variables, sees_gpu
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.kinds import SEARCHES
@@ -112,6 +114,8 @@ class Pipeline:
         self._fork_server: ForkServer | None = None
         self._branch: ForkServer | None = None
         """Starts the workers of the run: they need what the user's file imports."""
+        self._early: EarlyProcesses | None = None
+        """Processes that start while the target is captured."""
         self._store: Store | None = None
         self._captures: tuple[Capture, ...] = ()
         self._current = 0
@@ -336,14 +340,20 @@ class Pipeline:
             needs_sandbox=self._options.needs_sandbox,
         )
         whole = workload_of(self.target) if capture.workload.target.region is not None else None
-        return LocalMeasurer(
+        # The measurer of the first region takes them, unless the target is on the CPU.
+        early, self._early = self._early, None
+        measurer = LocalMeasurer(
             capture,
             self.target.python,
             options,
             source=self._source,
             fork_server=self._branch or self._fork_server,
             whole=whole,
+            early=early,
         )
+        if early is not None:
+            early.close()
+        return measurer
 
     def _open_backends(self, model: RecordingModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
         backends, settings = self._backends(steps), self.target.settings
@@ -365,11 +375,19 @@ class Pipeline:
             # It imports what the file imports while the target is captured.
             self._branch = self._fork_server.branch(str(self.target.path), str(self.target.project))
             self._resources.callback(self._branch.close)
+            self._start_early(self._branch)
         check_place(self.target)
         # Before the capture, so that a store that cannot be written is reported at once.
         self.store()
         refuse_calls_without_kernels(self.target, self.capture())
         return began
+
+    def _start_early(self, fork_server: ForkServer) -> None:
+        """Start the processes that need a GPU beside the capture, if this machine seems to have one."""
+        if self._options.captures or self._captures or fork_server.env or not sees_gpu():
+            return
+        self._early = EarlyProcesses(self.target.python, str(project_root(self.target.path)), fork_server)
+        self._resources.callback(self._early.close)
 
     # Parts of stages ---------------------------------------------------------------------------------------------
 
@@ -480,6 +498,8 @@ class Pipeline:
     def _open_components(self, model: RecordingModel | None, steps: Sequence[Step]) -> SearchComponents:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
         settings, measurer = self.target.settings, self.measurer()
+        if isinstance(measurer, LocalMeasurer):
+            measurer.prepare_compiler()
         planner, coder = self._open_backends(model, steps)
         seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
         limits = Limits(max(0.0, seconds), settings.max_steps)

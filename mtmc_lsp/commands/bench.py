@@ -301,6 +301,7 @@ def _solve(problems: Sequence[Problem], out: Path, plan: Plan, jobs: int | None,
     """Solve the problems without a result in ``out`` on this machine, and print one line for each."""
     from mtmc_lsp.app.bench.jobs import LocalJobs
     from mtmc_lsp.app.bench.runner import Bench, visible_devices
+    from mtmc_lsp.app.calibrate import calibrate_first
     from mtmc_lsp.process.fork_server import ForkServer, likely_variables
     from mtmc_lsp.process.priority import usable_cores
 
@@ -310,6 +311,8 @@ def _solve(problems: Sequence[Problem], out: Path, plan: Plan, jobs: int | None,
         ForkServer(plan.python, likely_variables(), preload=True) as fork_server,
         LocalJobs(jobs, devices, fork_server) as local,
     ):
+        for gpu in calibrate_first(plan.python, devices, fork_server):
+            print(f"measured the rates of {gpu} for all plans", file=sys.stderr)
         _show_results({"": Bench(plan, out, local).run(problems, fresh=fresh)}, {"": out}, len(problems))
 
 

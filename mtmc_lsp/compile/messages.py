@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.results import CompileReport
 from mtmc_lsp.core.run import KernelLaunch
-from mtmc_lsp.process.protocol import Request
+from mtmc_lsp.process.protocol import NoAnswer, Request
 
 
 @dataclass(frozen=True)
@@ -67,3 +67,8 @@ class CompileVariantsRequest(Request[CompileReports], command="compile.variants"
     versions: tuple[CompileRequest, ...]
     seconds: float
     """Time limit for all of them."""
+
+
+@dataclass(frozen=True)
+class PrepareCompilerRequest(Request[NoAnswer], command="compile.prepare"):
+    """Import the compilers, and hash Triton's files for the keys of its cache, before there is anything to compile."""

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
 
 from mtmc_lsp.compile.launcher_calls import launcher_calls
-from mtmc_lsp.compile.messages import CompileRequest, CompileVariantsRequest
+from mtmc_lsp.compile.messages import CompileRequest, CompileVariantsRequest, PrepareCompilerRequest
 from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.results import CompileReport, KernelReport
 from mtmc_lsp.core.run import Candidate
@@ -44,6 +44,18 @@ class KernelCompiler:
         self._capture, self._pool, self._worker, self._background_worker = capture, pool, worker, background_worker
         self._background, self._archs, self._seconds = background, archs, seconds
         self._pending: list[Future[None]] = []
+        self._is_prepared = False
+
+    def prepare(self) -> None:
+        """Start the process in the background, so that the first compilation need not wait for imports."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._background.submit(self._prepare)
+
+    def _prepare(self) -> None:
+        # The compilation reports an error.
+        with contextlib.suppress(MtmcError):
+            self._pool.call_unlocked(self._worker, PrepareCompilerRequest(), self._seconds)
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Compile every kernel for every architecture."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import tempfile
@@ -15,14 +16,14 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import BaselineTime, Check, CompileReport, Timing, Verdict
+from mtmc_lsp.core.results import BaselineTime, Check, CheckStatus, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, Placement
 from mtmc_lsp.core.workload import Capture, Workload
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.measure.compilation import COMPILE_SECONDS, KernelCompiler
+from mtmc_lsp.measure.early_processes import EarlyProcesses
 from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Sandbox, Worker
@@ -32,12 +33,15 @@ from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.engine import VerificationEngine
+from mtmc_lsp.verify.int32_overflow import FAR_CHECK, OTHERS_FILL
 from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.outcomes import with_whole_target
 from mtmc_lsp.verify.reference import Reference
 
 BACKGROUND_THREADS = 8
 """Threads that wait for processes: starting five of them, compiling ahead and compiling the baselines at the same time."""
+FAR_RESERVE_SECONDS = 5.0
+"""The wait for other runs' checks beyond 2^31 elements ends so long before the deadline: this one and the last timing follow."""
 PROFILE_SECONDS = 1.0
 """Approximate duration of a profile."""
 
@@ -82,6 +86,7 @@ class LocalMeasurer:
         source: str | None = None,
         fork_server: ForkServer | None = None,
         whole: Workload | None = None,
+        early: EarlyProcesses | None = None,
     ) -> None:
         """Prepare the processes. On a GPU they start in the background, else with the first call.
 
@@ -89,6 +94,7 @@ class LocalMeasurer:
             source: the user's file at the start of the run; by default it is read.
             whole: the workload of the whole target, if the capture is of a region.
             fork_server: starts the processes by forks if its environment variables fit; the caller closes it.
+            early: processes that start already; without a GPU, the caller closes them.
         """
         options = options or MeasureOptions()
         target_path = Path(capture.workload.target.path)
@@ -100,7 +106,10 @@ class LocalMeasurer:
         self._own_fork_server = None if fits else ForkServer(python, variables, preload=True)
         fork_server = fork_server if fits else self._own_fork_server
         self._background = ThreadPoolExecutor(BACKGROUND_THREADS)
-        self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
+        early = early if self.has_gpu else None
+        if early is not None:
+            early.take()
+        self._kernels = early.kernels if early is not None else tempfile.mkdtemp(prefix="mtmc-kernels-")
         self._pool = WorkerPool(has_gpu=self.has_gpu, deadline=options.deadline)
         self._reference = Reference(
             capture,
@@ -111,10 +120,11 @@ class LocalMeasurer:
             precision=options.precision,
             run_seconds=options.run_seconds,
             fork_server=fork_server,
+            early=early.reference if early is not None else None,
         )
         cwd = str(project_root(target_path))
 
-        def candidate_process() -> CandidateProcess:
+        def candidate_process(worker: Worker | None = None) -> CandidateProcess:
             return CandidateProcess(
                 python,
                 cwd,
@@ -124,6 +134,7 @@ class LocalMeasurer:
                 fork_server=fork_server,
                 needs_sandbox=options.needs_sandbox,
                 kernels=self._kernels,
+                early=worker,
             )
 
         def compiler(low_priority: bool) -> Worker:
@@ -131,7 +142,8 @@ class LocalMeasurer:
             env = {"TRITON_CACHE_DIR": self._kernels}
             return Worker(python, cwd=cwd, env=env, sandbox=sandbox, fork_server=fork_server, low_priority=low_priority)
 
-        self._process, baseline_process, trial_process = (self._pool.add(candidate_process()) for _ in range(3))
+        started = (early.candidate, None, early.trials) if early is not None else (None, None, None)
+        self._process, baseline_process, trial_process = (self._pool.add(candidate_process(one)) for one in started)
         self._trial_process = trial_process
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
         self._engine = VerificationEngine(self._reference, self._process)
@@ -159,13 +171,12 @@ class LocalMeasurer:
         )
         if self.has_gpu:
             # Importing torch takes seconds, so all processes start at once, while the first step is planned.
-            self._background.submit(self._start_timing, trial_process)
-            for process in (self._process, baseline_process):
-                self._background.submit(process.warm_up)
+            starting = self._background.submit(self._start_timing, trial_process)
+            self._background.submit(self._process.warm_up)
             self._background.submit(self._reference.start)
-            self._background.submit(
-                self._pool.call_unlocked, compile_worker, StartRequest(gpu=False), options.run_seconds
-            )
+            # Nothing of the first step waits for the baselines.
+            starting.add_done_callback(lambda _: self._warm_up_later(baseline_process))
+            self._compiler.prepare()
 
     def isolation(self) -> Isolation:
         """The level of the candidates' sandbox.
@@ -179,6 +190,15 @@ class LocalMeasurer:
         """Start the timing process and set the GPU. The first request reports an error."""
         process.warm_up()
         self._pool.set_gpu(process.gpu)
+
+    def prepare_compiler(self) -> None:
+        """Start the compiler while the first step is planned. On a GPU it has started already."""
+        self._compiler.prepare()
+
+    def _warm_up_later(self, process: CandidateProcess) -> None:
+        # After the end of the run, no further work is accepted.
+        with contextlib.suppress(RuntimeError):
+            self._background.submit(process.warm_up)
 
     def device(self) -> DeviceModel:
         """The calibrated GPU of this machine, or without a GPU the model of a data file."""
@@ -239,11 +259,14 @@ class LocalMeasurer:
         try:
             self._process.next()
             self._process.start()
-            # The case needs most of the free memory, so no other process may use the GPU.
-            with self._pool.exclusive_gpu(admits_calls=True):
-                # Others allocated memory since the process started: this reads the free memory again.
-                self._process.start()
-                return self._engine.verify_int32_offsets(version)
+            # The case needs most of the free memory. Others go on, and their timings pass between two commands.
+            with self._pool.filling_gpu(FAR_RESERVE_SECONDS) as is_held:
+                if not is_held:
+                    return Check(FAR_CHECK, CheckStatus.SKIPPED, "", OTHERS_FILL)
+                with self._pool.exclusive_gpu():
+                    # Others allocated memory since the process started: this reads what is free between their commands.
+                    self._process.start()
+                return self._engine.verify_int32_offsets(version, self.device().bandwidth)
         finally:
             self._process.next()
 
@@ -366,8 +389,7 @@ class LocalMeasurer:
         source = candidate.source if candidate.code is not None else None
         request = ProfileRequest(self._capture, self._source, self._capture.graph.sizes, PROFILE_SECONDS, source)
         try:
-            with self._pool.exclusive_gpu():
-                profile = self._pool.call_unlocked(self._trial_process, request, self._options.run_seconds)
+            profile = self._pool.call(self._trial_process, request, self._options.run_seconds)
         finally:
             self._trial_process.next()
             self._background.submit(self._trial_process.warm_up)

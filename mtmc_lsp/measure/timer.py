@@ -158,7 +158,7 @@ class Timer:
         gpu = self._pool.gpu
         request = BaselinesRequest(self._capture, self._user_source, tuple(names), inputs, gpu, lock_folder(gpu))
         try:
-            self._pool.call_unlocked(self._process, request, WAIT_FACTOR * self._seconds)
+            self._pool.call_locking(self._process, request, WAIT_FACTOR * self._seconds)
         except MtmcError as error:
             self._error = error
             return False

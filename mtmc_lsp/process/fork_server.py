@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mtmc_lsp.process import trace
 from mtmc_lsp.process.priority import has_low_priority, usable_cores
 
 ENTRY = Path(__file__).resolve().parent / "worker" / "main.py"
@@ -297,6 +298,8 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server and all workers that this process forked."""
+        if self._process is not None:
+            trace.note_end(self._process.pid)
         # First, so that a thread that holds the lock and waits for an answer stops waiting.
         self.kill()
         with self._request_lock:
@@ -361,6 +364,7 @@ class ForkServer:
             raise ForkServerGone from None
         finally:
             servers_end.close()
+        trace.note(trace.STARTED, self._process.pid, how=trace.SERVER)
         return clients_end
 
     def _wait_for_answer(self) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WAITING_ALONE, USING_ALONE = "waiting to use the GPU alone", "using the GPU alone"
+WAITING_MEMORY = "waiting for the GPU's memory"
 """Keys of :data:`lock_seconds`."""
 FOLDER = "mtmc-gpu-locks"
 """The folder of all lock files, below the temporary folder."""
-
+POLL_SECONDS = 0.05
+"""Interval at which a wait with an end tries again to lock."""
 
 lock_seconds: defaultdict[str, float] = defaultdict(float)
 """Seconds that threads of this process waited for the locks, and used the GPU alone."""
@@ -57,6 +59,38 @@ def alone(gpu: str, folder: str = "") -> Iterator[None]:
             yield
         finally:
             lock_seconds[USING_ALONE] += time.monotonic() - acquired
+
+
+@contextlib.contextmanager
+def filling(gpu: str, end: float = float("inf")) -> Iterator[bool]:
+    """Fill the GPU's memory: one run at a time. The others go on, and one that has too little memory then waits for the end.
+
+    Whoever holds this may lock the GPU, never the other way round.
+
+    Args:
+        end: time of the monotonic clock at which the wait ends without the lock.
+
+    Yields:
+        Whether this holds the lock.
+    """
+    began = time.monotonic()
+    handle = _open(_path(lock_folder(), f"{gpu}-memory"))
+    try:
+        is_held = _locks_until(handle, end)
+        lock_seconds[WAITING_MEMORY] += time.monotonic() - began
+        yield is_held
+    finally:
+        os.close(handle)
+
+
+def _locks_until(handle: int, end: float) -> bool:
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager

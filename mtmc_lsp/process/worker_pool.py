@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
-from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
+from mtmc_lsp.process.gpu_lock import alone, filling, lock_folder, shared
 from mtmc_lsp.process.protocol import Answer, GpuLock, Request
 
 
@@ -56,7 +56,8 @@ class WorkerPool:
         self._others: list[Process] = []
         """Processes that somebody else owns and that hold GPU memory, too."""
         self._gpu: Future[str] = Future()
-        self._is_exclusive = False
+        self._fills_gpu = False
+        """Whether this run may fill the GPU's memory."""
 
     def add(self, process: P) -> P:
         """Own a process, which :meth:`close` ends."""
@@ -94,22 +95,30 @@ class WorkerPool:
             MtmcError: the error that the command raised.
             WorkerFailed: the process did not answer; of kind ``DEADLINE`` if the deadline of the task passed.
         """
-        return self._call(process, request, seconds, self._shared_lock)
+        return self._call(process, request, seconds, self._lock)
 
     def call_with_room(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """As :meth:`call`, after all idle processes freed the GPU memory that they can do without.
 
         A call that shares the GPU otherwise has it alone, so that no other command of this machine needs memory meanwhile.
         """
-        return self._with_room(process, request, seconds, self._shared_lock)
-
-    @property
-    def _shared_lock(self) -> GpuLock | None:
-        return None if self._is_exclusive else self._lock
+        return self._with_room(process, request, seconds, self._lock)
 
     def call_unlocked(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """As :meth:`call`, for requests that do not use the GPU or whose caller holds its lock."""
         return self._call(process, request, seconds, None)
+
+    def call_locking(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
+        """As :meth:`call`, for requests whose process locks the GPU itself."""
+        try:
+            return self._call_once(process, request, seconds, None)
+        except MtmcError as error:
+            if error.kind is not FailureKind.GPU_OUT_OF_MEMORY:
+                raise
+        # Another run may fill the memory at present. The process shares the GPU again and again, so nothing is locked for it.
+        with filling(self.gpu, self._end):
+            pass
+        return self._with_room(process, request, seconds, None)
 
     def _call(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
         try:
@@ -120,7 +129,11 @@ class WorkerPool:
         return self._with_room(process, request, seconds, lock)
 
     def _with_room(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
-        with self.exclusive_gpu() if lock is not None else contextlib.nullcontext():
+        with contextlib.ExitStack() as locks:
+            if lock is not None:
+                if not self._fills_gpu:
+                    locks.enter_context(filling(self.gpu, self._end))
+                locks.enter_context(self.exclusive_gpu())
             # The process itself keeps results of earlier commands, too.
             for each in (*self._processes, *self._others):
                 each.release_memory(RELEASE_SECONDS)
@@ -130,15 +143,23 @@ class WorkerPool:
         expired = WorkerFailed(
             f"the time limit of the whole run was reached during {request.command}", kind=FailureKind.DEADLINE
         )
-        end = float("inf") if self._deadline is None else self._deadline
-        if end <= time.monotonic():
+        if self._end <= time.monotonic():
             raise expired
         try:
-            return process.call(request, seconds, lock, end)
+            return process.call(request, seconds, lock, self._end)
         except WorkerFailed as error:
-            if error.kind is FailureKind.TIMEOUT and time.monotonic() >= end:
+            if error.kind is FailureKind.TIMEOUT and time.monotonic() >= self._end:
                 raise expired from None
             raise
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the deadline of the task; infinite without one."""
+        return self._end - time.monotonic()
+
+    @property
+    def _end(self) -> float:
+        return float("inf") if self._deadline is None else self._deadline
 
     @contextlib.contextmanager
     def sharing_gpu(self) -> Iterator[None]:
@@ -147,17 +168,27 @@ class WorkerPool:
             yield
 
     @contextlib.contextmanager
-    def exclusive_gpu(self, *, admits_calls: bool = False) -> Iterator[None]:
-        """Hold the GPU exclusively. The caller uses :meth:`call_unlocked`.
-
-        With ``admits_calls``, :meth:`call` of any thread needs no lock meanwhile; otherwise it waits.
-        """
+    def exclusive_gpu(self) -> Iterator[None]:
+        """Hold the GPU exclusively. The caller uses :meth:`call_unlocked`."""
         with alone(self.gpu):
-            self._is_exclusive = admits_calls
+            yield
+
+    @contextlib.contextmanager
+    def filling_gpu(self, reserve: float = 0.0) -> Iterator[bool]:
+        """Fill the GPU's memory, one run at a time; calls share the GPU as usual.
+
+        Args:
+            reserve: seconds before the deadline of the task at which the wait for other runs ends.
+
+        Yields:
+            Whether it is this run's turn; false if the wait ended first.
+        """
+        with filling(self.gpu, self._end - reserve) as is_held:
+            self._fills_gpu = is_held
             try:
-                yield
+                yield is_held
             finally:
-                self._is_exclusive = False
+                self._fills_gpu = False
 
     def close(self) -> None:
         """End all processes."""

@@ -28,6 +28,7 @@ from typing import Any, Union
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.process import trace
 from mtmc_lsp.process.fork_server import ENTRY, ForkedWorker, ForkServer, ForkServerGone, Launch, end_started
 from mtmc_lsp.process.gpu_lock import lock_seconds
 from mtmc_lsp.process.messages import ReleaseRequest
@@ -175,6 +176,7 @@ class Worker:
             ) from None
         finally:
             command_seconds[command] += time.monotonic() - start
+            trace.note(trace.ASKED, process.pid, command=command, seconds=time.monotonic() - start)
         if not answer:
             raise self._death(process, command)
         try:
@@ -256,6 +258,8 @@ class Worker:
         finally:
             for file in (requests, output, answers):
                 os.close(file)
+        is_forked = isinstance(self._process, ForkedWorker)
+        trace.note(trace.STARTED, self._process.pid, how=trace.FORK if is_forked else trace.NEW)
         return self._process
 
     def _launch(self, launch: Launch, files: tuple[int, int, int]) -> Process:
@@ -402,6 +406,7 @@ def _oom_kills() -> int:
 
 
 def _kill(process: Process) -> None:
+    trace.note_end(process.pid)
     if not isinstance(process, ForkedWorker):
         end_started(process)
         return

@@ -24,6 +24,12 @@ INTERPRETER_MEMORY = 8 << 30
 START_SECONDS = 120.0
 
 
+def sandboxed_worker(python: str, cwd: str, kernels: str, hidden: str, fork_server: ForkServer | None) -> Worker:
+    """A process on a GPU for candidates, which may write compiled kernels to a folder."""
+    sandbox = Sandbox((kernels,), hidden, gpu=True)
+    return Worker(python, cwd=cwd, env={"TRITON_CACHE_DIR": kernels}, sandbox=sandbox, fork_server=fork_server)
+
+
 class CandidateProcess:
     """Runs candidates, each in a new process, and copies their results to a folder where they cannot write."""
 
@@ -39,6 +45,7 @@ class CandidateProcess:
         needs_sandbox: bool = False,
         memory_bytes: int | None = None,
         kernels: str = "",
+        early: Worker | None = None,
     ) -> None:
         """Prepare the process without starting it.
 
@@ -49,27 +56,43 @@ class CandidateProcess:
             needs_sandbox: whether to refuse candidates without a complete sandbox.
             memory_bytes: memory limit of a candidate under the interpreter; by default 8 GiB.
             kernels: a folder for compiled kernels, which the caller removes; by default a temporary one.
+            early: a process of :func:`sandboxed_worker` with these folders that starts already; this object owns it.
         """
         self._has_gpu, self._environment, self._needs_sandbox = has_gpu, environment, needs_sandbox
         # Keep compiled kernels, because the next candidate shares most of them.
         self._temporary_kernels = tempfile.mkdtemp(prefix="mtmc-kernels-") if has_gpu and not kernels else ""
         folder = kernels or self._temporary_kernels
-        sandbox = Sandbox((folder,) if has_gpu else (), hidden, gpu=has_gpu)
         known = cache_file(environment, "unlocked") if has_gpu else None
         self._reason = known.read_text(encoding="utf-8") if known is not None and known.exists() else ""
         self._isolation: Isolation | None = None
+        self._is_used = False
+        """Whether the present process may have run a candidate; one that was only started serves the next candidate."""
         self.gpu = ""
         """The GPU's UUID; known after the start."""
         self.free_bytes = 0
         """The GPU's free memory at the start."""
 
+        # CUDA reserves far more memory than it uses, so this limit works only for the interpreter.
+        env = {"TRITON_CACHE_DIR": folder} if has_gpu else {"TRITON_INTERPRET": "1"}
+        memory = None if has_gpu else memory_bytes or INTERPRETER_MEMORY
+
         def worker(locked: Sandbox | None) -> Worker:
-            # CUDA reserves far more memory than it uses, so this limit works only for the interpreter.
-            env = {"TRITON_CACHE_DIR": folder} if has_gpu else {"TRITON_INTERPRET": "1"}
-            memory = None if has_gpu else memory_bytes or INTERPRETER_MEMORY
             return Worker(python, cwd=cwd, env=env, memory_bytes=memory, sandbox=locked, fork_server=fork_server)
 
-        self._worker, self._unlocked = worker(None if self._reason else sandbox), worker(None)
+        if self._reason:
+            self._worker = worker(None)
+        elif has_gpu:
+            self._worker = early or sandboxed_worker(python, cwd, folder, hidden, fork_server)
+        else:
+            self._worker = worker(Sandbox((), hidden))
+        self._unlocked = worker(None)
+        self._early = early
+        if self._reason and early is not None:
+            early.kill()
+
+    @property
+    def _workers(self) -> list[Worker]:
+        return [worker for worker in (self._worker, self._unlocked, self._early) if worker is not None]
 
     def start(self) -> Isolation:
         """Start the next candidate's process in a sandbox as complete as this machine allows; returns its level.
@@ -115,6 +138,7 @@ class CandidateProcess:
         """
         if self._isolation is None:
             self.start()
+        self._is_used = True
         return self._worker.call(request, seconds, lock, end)
 
     def take_results(self, to: Path) -> None:
@@ -131,12 +155,14 @@ class CandidateProcess:
 
     def kill(self) -> None:
         """End the process now; a call that is under way raises ``WorkerFailed``."""
-        for worker in (self._worker, self._unlocked):
+        for worker in self._workers:
             worker.kill()
 
     def next(self) -> None:
-        """End the process with all that the candidate changed in it. The next call starts a new one."""
-        self._worker.close()
+        """End the process with all that the candidate changed in it, if one ran. The next call starts a new one."""
+        if self._is_used:
+            self._worker.close()
+            self._is_used = False
 
     def warm_up(self) -> None:
         """Start the next process now; the next call reports an error."""
@@ -146,7 +172,7 @@ class CandidateProcess:
     def close(self) -> None:
         """End the processes and remove temporary kernels."""
         self.kill()
-        for worker in (self._worker, self._unlocked):
+        for worker in self._workers:
             worker.close()
         if self._temporary_kernels:
             shutil.rmtree(self._temporary_kernels, ignore_errors=True)

@@ -21,7 +21,7 @@ from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
 from mtmc_lsp.verify.foreign.mutation import MutationSearch
 from mtmc_lsp.verify.foreign.real_sizes import RealSizes
 from mtmc_lsp.verify.foreign.samples import Samples
-from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_check, far_sizes
+from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_check, far_sizes, too_slow
 from mtmc_lsp.verify.messages import CallPlan, CandidateRequest, GridOrder
 from mtmc_lsp.verify.near_misses import confirmed, is_near_miss, settle
 from mtmc_lsp.verify.outcomes import (
@@ -209,16 +209,20 @@ class VerificationEngine:
         reason = f"{TOO_LARGE}; {INSTEAD}; with smaller parameters, for which it may not be written, it fails: {reduced_failure}"
         return Verification(verdict(VerdictStatus.UNCERTIFIABLE, reason))
 
-    def verify_int32_offsets(self, candidate: Adapter) -> Check:
+    def verify_int32_offsets(self, candidate: Adapter, bandwidth: float = 0.0) -> Check:
         """Call a correct candidate once at sizes where element offsets exceed 2^31, if the GPU has the memory.
 
         The check is skipped, with the reason, if that is not possible.
+
+        Args:
+            bandwidth: bytes per second that the GPU copies, by which the time of the user's code is estimated; 0 if unknown.
 
         Raises:
             WorkerFailed: the run was cancelled.
         """
         capture = self._trial.capture
         sizes, why = far_sizes(capture, self._process.free_bytes) if self.has_gpu else ({}, "there is no GPU")
+        why = why or too_slow(capture, sizes, bandwidth, self._pool.seconds_left)
         if why:
             return Check(FAR_CHECK, CheckStatus.SKIPPED, "", why)
         case = Case(sizes, "normal", self._reference.seed + FAR_SEED)

@@ -12,10 +12,11 @@ from mtmc_lsp.core.sizes import conditions_hold
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.outcomes import CaseOutcome
-from mtmc_lsp.verify.sizes.case_sizes import has_more_iterations
+from mtmc_lsp.verify.sizes.case_sizes import has_more_iterations, iterated_bytes
 from mtmc_lsp.verify.sizes.interpreter_limits import product_work
 
 FAR_CHECK = "offsets beyond 2^31"
+OTHERS_FILL = "another run filled the memory of the GPU until the budget was almost used up"
 FAR_SEED = 1000
 FAR = 1 << 31
 """The smallest offset that a signed 32-bit integer cannot represent."""
@@ -23,6 +24,8 @@ COPIES = 4
 """Most copies of arguments and results that both processes hold together."""
 MEMORY_PART = 0.8
 """Share of the free memory that may be used."""
+SHARE_OF_CALL = 0.5
+"""Most of the rest of the budget that one call of the user's code may take: inputs, oracle and comparison take as long."""
 MOST_WORK = 1e14
 """Limit for the multiply-adds of the reference."""
 
@@ -56,6 +59,20 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
     if needed > MEMORY_PART * free_bytes:
         return {}, f"{needed / 1e9:.0f} GB are needed, {MEMORY_PART * free_bytes / 1e9:.0f} GB may be used"
     return sizes, ""
+
+
+def too_slow(capture: Capture, sizes: Mapping[str, int], bandwidth: float, seconds: float) -> str:
+    """Why a call at such sizes cannot be verified in the rest of the budget; empty if it can.
+
+    Args:
+        bandwidth: bytes per second that the GPU copies; 0 if unknown.
+        seconds: the rest of the budget.
+    """
+    needed = iterated_bytes(capture.graph, sizes) / bandwidth if bandwidth else 0.0
+    if SHARE_OF_CALL * seconds >= needed:
+        return ""
+    left = max(0.0, seconds)
+    return f"a call of your code takes at least {needed:.0f} s at such sizes, and {left:.0f} s of the budget are left"
 
 
 def far_check(run: Callable[[], CaseOutcome | None], case: Case, needs_kernel: bool) -> Check:

@@ -78,6 +78,16 @@ class PreparedCase:
         return self.data.case
 
 
+class ReferenceStart:
+    """The process and the folders of a reference whose capture may not be known yet. A :class:`Reference` takes them over."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        # Candidates may read the inputs but not the expected results, and write to neither.
+        self.secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
+        self.inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
+
+
 class Reference:
     """The reference of all candidates of one capture. Several threads may use it."""
 
@@ -93,6 +103,7 @@ class Reference:
         run_seconds: float = RUN_SECONDS,
         worker: Worker | None = None,
         fork_server: ForkServer | None = None,
+        early: ReferenceStart | None = None,
     ) -> None:
         """Prepare the process, which starts with the first call.
 
@@ -103,19 +114,18 @@ class Reference:
             precision: ``budget`` or ``strict``, as in the settings.
             run_seconds: time limit for one case.
             worker: a process of the caller, who closes it.
+            early: a process that starts already, and its folders; this object owns them.
         """
         self.capture, self.user_source, self.python, self.fork_server = capture, user_source, python, fork_server
         self.run_seconds, self.precision = run_seconds, precision
         self.seed = secrets.randbelow(2**31) if seed is None else seed
         self.has_gpu = bool(capture.environment.gpu) and capture.workload.device == "cuda"
         self.pool = pool or WorkerPool(has_gpu=self.has_gpu)
-        # Candidates may read the inputs but not the expected results, and write to neither.
-        self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
-        self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
         self._owns_worker = worker is None
         variables = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
         root = str(project_root(Path(capture.workload.target.path)))
-        self.worker = worker or Worker(python, cwd=root, env=variables, fork_server=fork_server)
+        start = early or ReferenceStart(worker or Worker(python, cwd=root, env=variables, fork_server=fork_server))
+        self.worker, self._secret, self._inputs = start.worker, start.secret, start.inputs
         self._workers = [self.worker]
         if worker is None and self.has_gpu and is_host_bound(capture):
             # The host bounds a loop of launches, and most of the GPU is idle.

@@ -156,3 +156,58 @@ def test_the_next_plan_uses_a_stored_calibration(captured, tmp_path: Path) -> No
         next(a.expected.saved_us for a in found if a.kind.value == "fuse") for found in (actions, without_gpu)
     )
     assert saved / before == pytest.approx(0.535 / 0.4, rel=0.05), "the user's memory is slower than the data file's"
+
+
+class CountedWorker(FakeWorker):
+    """Counts the workers, notes the GPU that each sees, and counts the calibrations."""
+
+    seen: list[str]
+    calibrations: int
+
+    def __init__(self, *arguments: object, env: dict[str, str] | None = None, **more: object) -> None:
+        self.seen.append((env or {})["CUDA_VISIBLE_DEVICES"])
+
+    def call(self, request: Any, seconds: float, *_: object) -> Any:
+        type(self).calibrations += isinstance(request, CalibrationRequest)
+        return super().call(request, seconds)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[CountedWorker]:
+    monkeypatch.setattr(calibrate_app, "Worker", CountedWorker)
+    monkeypatch.setattr(calibrate_app, "versions", lambda python: {"torch": "2.11.0"})
+    monkeypatch.setattr(calibrate_app, "query_gpus", lambda fields: ["NVIDIA A10, 550.1"] * 2)
+    monkeypatch.setattr(CountedWorker, "seen", [], raising=False)
+    monkeypatch.setattr(CountedWorker, "calibrations", 0, raising=False)
+    return CountedWorker
+
+
+def test_a_bench_measures_equal_gpus_once_and_later_ones_start_no_worker(counted: type[CountedWorker]) -> None:
+    assert calibrate_app.calibrate_first(sys.executable, ["0", "1"]) == ["NVIDIA A10"]
+    assert (counted.seen, counted.calibrations) == (["0"], 1)
+    known = cached_device(GPU)
+    assert known is not None and known.bandwidth == MEASURED.bandwidth
+    assert calibrate_app.calibrate_first(sys.executable, ["0", "1"]) == []
+    assert counted.seen == ["0"]
+
+
+def test_different_gpus_are_looked_at_one_by_one(counted: type[CountedWorker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_app, "query_gpus", lambda fields: ["NVIDIA A10, 550.1", "NVIDIA L4, 550.1"])
+    assert calibrate_app.calibrate_first(sys.executable, ["0", "1"]) == ["NVIDIA A10"]
+    assert (counted.seen, counted.calibrations) == (["0", "1"], 1)
+
+
+def test_without_a_gpu_nothing_starts_before_a_bench(counted: type[CountedWorker]) -> None:
+    assert calibrate_app.calibrate_first(sys.executable, []) == []
+    assert counted.seen == []
+
+
+def test_a_bench_goes_on_if_the_gpu_cannot_be_measured(
+    counted: type[CountedWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise EnvironmentNotAble("no interpreter")
+
+    monkeypatch.setattr(counted, "call", lost)
+    assert calibrate_app.calibrate_first(sys.executable, ["0"]) == []
+    assert cached_device(GPU) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import replace
@@ -137,6 +138,27 @@ def test_a_version_is_profiled_as_it_is_and_not_as_the_file_has_it(captured, int
     ]
     assert {"aten::relu", "aten::sort"} <= names[0]
     assert "aten::relu" not in names[1], "a kernel does that"
+
+
+def test_a_profile_loads_and_warms_up_while_others_use_the_gpu(captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mtmc_lsp.timing.worker import profile_command
+
+    calls: list[str] = []
+    state = ["shared"]
+
+    @contextlib.contextmanager
+    def exclusively():
+        state[0] = "alone"
+        yield
+        state[0] = "shared"
+
+    monkeypatch.setattr(profile_command, "exclusively", exclusively)
+    monkeypatch.setattr(profile_command, "_run_of", lambda request: (lambda: calls.append(state[0]), "cpu"))
+    capture = captured(STAGED, "sharp")
+    answer = profile_command.profile(ProfileRequest(capture, STAGED, capture.graph.sizes, 0.001))
+    assert calls[: profile_command.WARM_CALLS] == ["shared"] * profile_command.WARM_CALLS
+    assert set(calls[profile_command.WARM_CALLS :]) == {"alone"}
+    assert answer.calls >= 1
 
 
 @pytest.mark.gpu

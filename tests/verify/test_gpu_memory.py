@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from handwritten import RMS
 
 from mtmc_lsp.core.errors import FailureKind, OutOfMemory
+from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.core.workload import Environment
+from mtmc_lsp.measure.local_measurer import FAR_RESERVE_SECONDS, LocalMeasurer, MeasureOptions
 from mtmc_lsp.process import gpu_lock
-from mtmc_lsp.process.messages import ReleaseRequest, StartRequest
+from mtmc_lsp.process.messages import ReleaseRequest, StartAnswer, StartRequest
 from mtmc_lsp.process.protocol import GpuLock
+from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker import gpu_memory, main
 from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.timing.worker import timing_commands
+from mtmc_lsp.verify.int32_overflow import OTHERS_FILL
+from mtmc_lsp.verify.messages import CandidateRequest
 from mtmc_lsp.verify.worker import reference_cache
 
 GIB = 1 << 30
@@ -152,9 +162,73 @@ def test_a_caller_that_holds_the_gpu_does_not_wait_for_itself(tmp_path: Path, mo
     pool, process = pool_with(1, tmp_path, monkeypatch)
     with pool.exclusive_gpu():
         assert pool.call_unlocked(process, ReleaseRequest(), 5.0) == "answer"
-    process.failures = 1
-    with pool.exclusive_gpu(admits_calls=True):
+
+
+def test_other_runs_go_on_while_one_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, process = pool_with(0, tmp_path, monkeypatch)
+    with gpu_lock.filling("fake") as is_held:
+        assert is_held
         assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
+        with pool.exclusive_gpu():
+            assert pool.call_unlocked(process, ReleaseRequest(), 5.0) == "answer"
+
+
+@pytest.mark.parametrize("call", ["call", "call_locking"])
+def test_a_command_without_memory_is_repeated_after_the_run_that_fills_it(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    with ThreadPoolExecutor(1) as other:
+        with gpu_lock.filling("fake"):
+            answer = other.submit(getattr(pool, call), process, ReleaseRequest(), 5.0)
+            while not process.events:
+                time.sleep(0.01)
+            with pytest.raises(TimeoutError):
+                answer.result(0.3)
+            assert process.events == ["call a"]
+        assert answer.result(30) == "answer"
+    assert process.events == ["call a", *RELEASED, "call a"]
+
+
+def test_a_run_that_fills_the_memory_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    with pool.filling_gpu() as is_held:
+        assert is_held
+        assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
+    assert process.gpu_is_free == [True, False]
+    # The next run has its turn.
+    with gpu_lock.filling("fake", end=time.monotonic()) as is_held:
+        assert is_held
+
+
+def test_a_run_waits_for_the_memory_until_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pool = WorkerPool(has_gpu=True, deadline=time.monotonic() + 0.2)
+    pool.set_gpu("fake")
+    with gpu_lock.filling("fake"), pool.filling_gpu() as is_held:
+        assert not is_held
+
+
+def test_a_check_of_large_tensors_gives_up_in_time_if_another_run_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture_of: Any
+) -> None:
+    capture = capture_of(RMS)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    requests: list[Any] = []
+
+    def call(worker: Worker, request: Any, *_: object) -> Any:
+        requests.append(request)
+        return StartAnswer(Isolation(), "fake", 1 << 40, "")
+
+    monkeypatch.setattr(Worker, "call", call)
+    gpu = Environment("3.12", "2.11.0", "3.6.0", "NVIDIA A10", "sm_86", "550.1")
+    on_gpu = replace(capture, environment=gpu, workload=replace(capture.workload, device="cuda"))
+    options = MeasureOptions(deadline=time.monotonic() + FAR_RESERVE_SECONDS)
+    with gpu_lock.filling("fake"), contextlib.closing(LocalMeasurer(on_gpu, sys.executable, options)) as measurer:
+        check = measurer.verify_int32_offsets(RMS.candidate())
+    assert (check.status, check.detail) == (CheckStatus.SKIPPED, OTHERS_FILL)
+    assert not any(isinstance(request, CandidateRequest) for request in requests)
 
 
 def test_only_an_idle_child_that_runs_is_asked_for_memory(tmp_path: Path) -> None:

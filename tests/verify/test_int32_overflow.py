@@ -11,7 +11,7 @@ from pairs import HONEST, REFERENCE
 
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.results import CheckStatus
-from mtmc_lsp.verify.int32_overflow import FAR, far_sizes
+from mtmc_lsp.verify.int32_overflow import FAR, far_sizes, too_slow
 
 PLENTY = 1e12
 
@@ -54,6 +54,36 @@ def test_a_loop_of_the_user_gets_no_more_iterations(judge: Any) -> None:
     batched = batched.replace("out[t]", "out[:, t]").replace("x.shape[0]", "x.shape[1]")
     sizes, _ = far_sizes(judge.capture(batched, "series"), PLENTY)
     assert (sizes["T"], sizes["N"]) == (4096, FAR // 4096 + 1)
+
+
+STEPS = """
+import torch
+
+# mtmc: u=f32[B,N] B=64 N=256
+def steps(u):
+    for _ in range(300):
+        u = u + 0.2 * (torch.roll(u, 1, dims=1) - u)
+    return u
+"""
+
+
+def test_a_loop_over_the_whole_tensor_is_left_out_if_the_budget_is_too_short(judge: Any) -> None:
+    """Per iteration, 4 operations write 2^31 numbers and read as many: 300 x 4 x 2 x 4 bytes x 2^31."""
+    capture = judge.capture(STEPS, "steps")
+    sizes, _ = far_sizes(capture, PLENTY)
+    bandwidth, seconds = 4e12, 300 * 4 * 2 * 4 * (1 << 31) / 4e12
+    assert too_slow(capture, sizes, bandwidth, 2.1 * seconds) == ""
+    assert too_slow(capture, sizes, bandwidth, 1.9 * seconds) == (
+        "a call of your code takes at least 5 s at such sizes, and 10 s of the budget are left"
+    )
+    assert too_slow(capture, sizes, 0.0, 1.0) == ""
+
+
+def test_a_loop_over_rows_is_not_slow(judge: Any) -> None:
+    batched = SERIES.replace("f32[T,N]", "f32[N,T]").replace("x[0]", "x[:, 0]").replace("x[t]", "x[:, t]")
+    batched = batched.replace("out[t]", "out[:, t]").replace("x.shape[0]", "x.shape[1]")
+    capture = judge.capture(batched, "series")
+    assert too_slow(capture, far_sizes(capture, PLENTY)[0], 4e12, 1.0) == ""
 
 
 def test_without_memory_there_are_none(judge: Any) -> None:

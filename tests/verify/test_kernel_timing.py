@@ -108,6 +108,40 @@ def test_an_autotuner_measures_its_configurations_while_nothing_else_uses_the_gp
     assert events[begins + 1] == 2
 
 
+def test_the_gpu_is_used_alone_for_samples_only(timed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for others is not part of the time in which nothing else may run, and peaks of memory need no silence."""
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def exclusively() -> Iterator[None]:
+        clock_time.now += 100.0
+        events.append("alone")
+        yield
+        events.append("shared")
+
+    class Seconds:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock_time = Seconds()
+    peak_bytes = SleepClock.peak_bytes
+
+    def noted(clock: SleepClock, run: Any) -> Any:
+        events.append("peak")
+        return peak_bytes(clock, run)
+
+    monkeypatch.setattr(SleepClock, "peak_bytes", noted)
+    monkeypatch.setattr(time_command, "exclusively", exclusively)
+    monkeypatch.setattr(time_command, "time", clock_time)
+    SleepClock().install(monkeypatch)
+    workload = Workload(find_target(SLOW.encode(), str(tmp_path / "model.py"), "work"), WorkloadSource.DIRECTIVE)
+    request = KernelTimeRequest(workload, SLOW, FAST, "", bound_us=1.0, least_us=0.0, seconds=0.5)
+    assert time_command.time_kernels(request).window == (100.0, 100.0)
+    assert events == ["alone", "shared", "peak", "peak"]
+
+
 def test_of_a_test_in_the_file_only_the_outermost_launches_are_repeated() -> None:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction

@@ -82,7 +82,9 @@ def _solve(
     *,
     fresh: bool,
 ) -> None:
+    from mtmc_lsp.app.bench.runner import visible_devices
     from mtmc_lsp.app.bench.tritonbench import solve_kernels
+    from mtmc_lsp.app.calibrate import calibrate_first
     from mtmc_lsp.app.provenance import current_build
     from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer
 
@@ -108,6 +110,7 @@ def _solve(
         return record.to_json() if record is not None else None
 
     with fork_server, compiling_server, ThreadPoolExecutor(jobs) as pool, out.open("a", encoding="utf-8") as stream:
+        calibrate_first(python, visible_devices()[:1], compiling_server)
         pending = [pool.submit(solve, problem) for problem in left]
         for number, done in enumerate(as_completed(pending), 1):
             record = done.result()

@@ -163,6 +163,7 @@ def _places(problems: list[Problem], plan: Plan, jobs: int | None, cluster: str)
     """Where programs are explored: this machine, or the workers of a cluster by the kind of their GPUs."""
     from mtmc_lsp.app.bench.jobs import LocalJobs
     from mtmc_lsp.app.bench.runner import visible_devices
+    from mtmc_lsp.app.calibrate import calibrate_first
     from mtmc_lsp.process.fork_server import ForkServer, likely_variables
     from mtmc_lsp.process.priority import usable_cores
 
@@ -179,6 +180,7 @@ def _places(problems: list[Problem], plan: Plan, jobs: int | None, cluster: str)
         ForkServer(plan.python, likely_variables(), preload=True) as fork_server,
         LocalJobs(jobs, devices, fork_server) as local,
     ):
+        calibrate_first(plan.python, devices, fork_server)
         yield {"": local}
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
-from mtmc_lsp.compile.messages import CompileReports, CompileRequest, CompileVariantsRequest
+from mtmc_lsp.compile.messages import CompileReports, CompileRequest, CompileVariantsRequest, PrepareCompilerRequest
 from mtmc_lsp.compile.occupancy import SHARED_LIMIT, occupancy
 from mtmc_lsp.compile.worker.find_launches import find_launches
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import CompileReport, KernelReport
 from mtmc_lsp.core.run import DTYPE, KernelLaunch
 from mtmc_lsp.process.priority import usable_cores
+from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 
 _modules: dict[str, Any] = {}
@@ -28,6 +29,14 @@ _modules: dict[str, Any] = {}
 
 Job = tuple[Any, KernelLaunch, str]
 """A module, a launch of one of its kernels, and the architecture to compile for."""
+
+
+def prepare(request: PrepareCompilerRequest) -> NoAnswer:
+    """Do what the first compilation would do before it compiles. Its report says what is missing."""
+    with contextlib.suppress(ImportError):
+        import triton.compiler  # noqa: F401
+    _hash_triton()
+    return NoAnswer()
 
 
 def compile_launches(request: CompileRequest) -> CompileReport:
@@ -105,7 +114,7 @@ def _compile_in_parallel(jobs: Sequence[Job], deadline: float) -> list[KernelRep
 
 
 def _hash_triton() -> None:
-    """Let Triton hash its own files for its cache keys: hundreds of megabytes, read once here instead of in each child."""
+    """Let Triton hash its files for its cache keys: hundreds of megabytes, read once here instead of in each child."""
     with contextlib.suppress(ImportError):
         from triton.runtime.cache import triton_key
 

@@ -54,9 +54,9 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
             with compiling_unshared():
                 with_first_config([*_modules.values()], run)
             let_timings_pass()
-        began = time.monotonic()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
+            began = time.monotonic()
             # Autotuners measure their configurations: what others compute meanwhile would decide which one they choose.
             with short_benchmarks():
                 for run in runs.values():
@@ -69,8 +69,8 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
             contenders = {name: run for name, run in runs.items() if name != "control"}
             is_launched = median < SMALL_US or host > HOST_SHARE * median
             graphs = graph_medians(clock, contenders) if is_launched else {}
-            peaks = {name: clock.peak_bytes(run)[1] for name, run in contenders.items()}
-        ended = time.monotonic()
+            ended = time.monotonic()
+        peaks = {name: clock.peak_bytes(run)[1] for name, run in contenders.items()}
     check_plausible(median, batch, request.least_us)
     setup = Contenders(runs["candidate"], runs["eager"], {}, previous=runs.get("previous"), bound_us=request.bound_us)
     method = f"{clock.method}, contenders interleaved in random order, medians"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "capture.capture": ("CaptureRequest", "commands:capture"),
     "capture.local_values": ("LocalValuesRequest", "commands:values_of_locals"),
+    "compile.prepare": ("PrepareCompilerRequest", "commands:prepare"),
     "compile.launches": ("CompileRequest", "commands:compile_launches"),
     "compile.variants": ("CompileVariantsRequest", "commands:compile_variants"),
     "timing.time": ("TimeRequest", "timing_commands:time_candidate"),

@@ -14,6 +14,7 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.core.json_codec import from_json
+from mtmc_lsp.process.gpu_lock import exclusively
 from mtmc_lsp.timing.messages import KernelRow, OperatorRow, ProfileAnswer, ProfileRequest
 from mtmc_lsp.timing.worker.training_call import run_of
 from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, reusing
@@ -31,16 +32,18 @@ def profile(request: ProfileRequest) -> ProfileAnswer:
     wait = torch.cuda.synchronize if device == "cuda" else _nothing
     for _ in range(WARM_CALLS):
         run()
-    walls = _walls(run, wait, request.seconds / 3)
-    calls = max(1, min(MOST_CALLS, int(request.seconds / 3 / (statistics.median(walls) * 1e-6))))
+    wait()
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds) as profiler:
-        for _ in range(calls):
-            with torch.profiler.record_function(CALL):
-                run()
-            wait()
+    with exclusively():
+        walls = _walls(run, wait, request.seconds / 3)
+        calls = max(1, min(MOST_CALLS, int(request.seconds / 3 / (statistics.median(walls) * 1e-6))))
+        with torch.profiler.profile(activities=kinds) as profiler:
+            for _ in range(calls):
+                with torch.profiler.record_function(CALL):
+                    run()
+                wait()
     events = list(profiler.events())
     kernels = [event for event in events if _is_kernel(event)]
     spans = [(event.time_range.start, event.time_range.end) for event in kernels]

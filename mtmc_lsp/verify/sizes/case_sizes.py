@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, Node
 from mtmc_lsp.core.sizes import Size, conditions_hold, names_in
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.sizes.interpreter_limits import (
     INTERPRETER_ELEMENTS,
     INTERPRETER_PRODUCT,
+    VIEWS,
     interpreted_elements,
     product_work,
     too_large,
@@ -125,6 +127,23 @@ def iterated_work(graph: Graph, sizes: Mapping[str, int]) -> tuple[float, float]
         products += count * product_work(loop.body(graph), sizes)
         elements += count * sum(kind.numel.value(sizes) for node in loop.nodes for kind in node.outputs)
     return products, elements
+
+
+def iterated_bytes(graph: Graph, sizes: Mapping[str, int]) -> float:
+    """The least bytes that all iterations of the user's loops move in eager mode.
+
+    An operation writes its results, and most read as many bytes. Views move none, and a write of a part is not counted: its
+    result is the whole tensor in the graph.
+    """
+    moved = 0.0
+    for loop in (node.loop for node in graph.nodes if node.loop is not None):
+        names = [(node.op.split(".")[1], node) for node in loop.nodes]
+        moving = [
+            node for name, node in names if name not in VIEWS and "scatter" not in name and "index_put" not in name
+        ]
+        kinds = [kind for node in moving for kind in node.outputs]
+        moved += loop.count.value(sizes) * sum(kind.numel.value(sizes) * itemsize(kind.dtype) for kind in kinds)
+    return 2.0 * moved
 
 
 def has_long_loop(graph: Graph) -> bool:

@@ -1,0 +1,64 @@
+"""Processes of a run on a GPU that start while the target is captured: nothing waits for their CUDA contexts after that.
+
+Until the measurer takes them over, they run nothing but the start command, so each is what a new process would be. A sandboxed
+process can read only folders that exist when it starts: the folders of the run are created here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+
+from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.gpu_lock import lock_folder
+from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.verify.candidate_process import START_SECONDS, sandboxed_worker
+from mtmc_lsp.verify.reference import ReferenceStart
+
+
+class EarlyProcesses:
+    """The processes of the trials, the reference and the first candidate. They start one after the other, beside the capture."""
+
+    def __init__(self, python: str, cwd: str, fork_server: ForkServer) -> None:
+        """Start them in the background."""
+        lock_folder()
+        self.kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
+        """The folder for compiled kernels."""
+        self.reference = ReferenceStart(Worker(python, cwd=cwd, fork_server=fork_server))
+        hidden = str(self.reference.secret)
+        self.trials, self.candidate = (
+            sandboxed_worker(python, cwd, self.kernels, hidden, fork_server) for _ in range(2)
+        )
+        self._is_over = False
+        self._thread = threading.Thread(target=self._start, name="early processes", daemon=True)
+        self._thread.start()
+
+    def _start(self) -> None:
+        # The trials first: their process tells which GPU it is.
+        for worker in (self.trials, self.reference.worker, self.candidate):
+            if self._is_over:
+                return
+            with contextlib.suppress(MtmcError):
+                # Whoever takes the process over asks again, and gets the error.
+                worker.call(StartRequest(gpu=True, for_candidates=worker is not self.reference.worker), START_SECONDS)
+
+    def take(self) -> None:
+        """Let the measurer own the processes and folders from now on; it starts what has not started yet."""
+        self._is_over = True
+
+    def close(self) -> None:
+        """End the processes and remove the folders, unless the measurer owns them."""
+        if self._is_over:
+            return
+        self._is_over = True
+        for worker in (self.trials, self.reference.worker, self.candidate):
+            worker.kill()
+        self._thread.join(START_SECONDS)
+        for worker in (self.trials, self.reference.worker, self.candidate):
+            worker.close()
+        for folder in (self.kernels, self.reference.secret, self.reference.inputs):
+            shutil.rmtree(folder, ignore_errors=True)
