@@ -22,12 +22,12 @@ from dataclasses import replace
 
 from mtmc_lsp.actions.algebra import Algebra, with_kernels
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, least_gain_us, lines_of, region_of, with_saving
+from mtmc_lsp.actions.networks.first_version import between_products
 from mtmc_lsp.actions.titles import operation_names
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.ir.primitives import ProductDims, ProductSizes
-from mtmc_lsp.ir.regions import is_product
 from mtmc_lsp.rewrites import convolution_layout as convolutions
 from mtmc_lsp.rewrites import im2win
 from mtmc_lsp.rewrites import layout_propagation as propagation
@@ -79,14 +79,10 @@ class ChannelsLast(Algebra):
         try:
             after = replace(situation.schedule, rewrites=(*situation.schedule.rewrites, Rewrite(propagation.RULE, "")))
             ir = ir_for(situation.graph, after)
-            copies = propagation.copied_images(graph, ir.graph)
-            search = situation.search_in(ir, after)
-            # Copies of images are fused with operations around them; torch copies weights, as the library would.
-            fusions = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
+            # The layout changes the time of every operation between convolutions: torch's norms, for example, are slow in it.
             kernels = [
-                {"nodes": list(f.region.nodes), "config": to_json(f.config)}
-                for f in fusions
-                if not is_product(f.region)
+                {"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)}
+                for fusion in between_products(situation, ir, after)
             ]
             if not kernels and not situation.schedule.kernels:
                 # No Triton kernel would run yet; after a first fusion the new layout can be proposed again.

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation
 from mtmc_lsp.actions.catalogue import opening, proposals
-from mtmc_lsp.core.action import MacroAction, Stop
+from mtmc_lsp.actions.networks.first_version import LAYOUT
+from mtmc_lsp.core.action import ActionKind, MacroAction, Stop
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.settings import Settings
@@ -72,4 +73,9 @@ class RooflinePlanner:
         return actions
 
     def _is_excluded(self, action: MacroAction) -> bool:
-        return not self._exclude.isdisjoint((action.kind.value, str(action.params.get("rule", ""))))
+        parts = {action.kind.value, str(action.params.get("rule", ""))}
+        if action.kind is ActionKind.CUDA_GRAPH and action.params.get("kernels"):
+            # The first version of a network contains fusions, and perhaps another layout.
+            parts |= {ActionKind.FUSE.value, str(action.params.get(LAYOUT, ""))}
+            parts |= {ActionKind.CHANNELS_LAST.value} if LAYOUT in action.params else set()
+        return not self._exclude.isdisjoint(parts)

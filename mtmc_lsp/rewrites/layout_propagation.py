@@ -9,7 +9,6 @@ change: only the memory layout does, and kernels compute addresses from strides.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
@@ -152,9 +151,3 @@ def in_channels_last(graph: Graph) -> Graph:
     if not matches(graph):
         raise CannotRewrite("there are no convolutions to run with channels last")
     return _Propagation(graph).walk()
-
-
-def copied_images(before: Graph, after: Graph) -> Collection[str]:
-    """The names of the copies that ``after`` adds, except copies of weights."""
-    weights = {ref.name for node in after.nodes if base_name(node) in CONVOLUTIONS for ref in list(node.inputs())[1:2]}
-    return [node.name for node in after.nodes if node.name not in before.named and node.name not in weights]
