@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from mtmc_lsp.actions.networks.first_version import FIRST_LAUNCHES, LAYOUT
+from mtmc_lsp.actions.networks.first_version import BESIDE, FIRST_LAUNCHES, RULES
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import RegionKind, analyse
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites import layout_propagation as propagation
+from mtmc_lsp.rewrites.graph_editing import CannotRewrite
+from mtmc_lsp.rewrites.whole_graph import convolution_biases
 from mtmc_lsp.schedule.launch_units import launch_count
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import matmul_flops
 from tests.codegen.harness import compile_errors, verified
-from tests.planning.situations import H200, SLOW, schedule_of, start, timing
+from tests.planning.situations import H200, SLOW, act, schedule_of, start, timing
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n"
 CONVOLUTIONS = """
@@ -126,8 +131,62 @@ def test_convolutions_of_a_network_are_channels_last_from_the_first_step(capture
     action = opening(capture, root, device=SLOW)
     graph = ir_of(capture.graph, schedule_of(BuiltinCoder(SLOW).write(capture, root, action))).graph
     assert propagation.is_channels_last(graph)
-    assert propagation.RULE in (action.params.get(LAYOUT), action.params.get("rule"))
+    assert action.params[RULES] == [convolution_biases.RULE, propagation.RULE]
     assert "with channels last" in action.text
+
+
+def test_copies_of_weights_share_launches_and_are_correct(captured) -> None:
+    """The five 3 x 3 weights are copied by one launch. The version is verified without its graph, which a CPU cannot capture."""
+    text = network("convolutions")
+    capture = captured(text, "Net")
+    root = start(capture, text)
+    action = opening(capture, root)
+    (together,) = action.params[BESIDE]
+    candidate = BuiltinCoder(H200).write(capture, root, action)
+    schedule = schedule_of(candidate)
+    graph = ir_of(capture.graph, schedule).graph
+    copied = [ref for name in together for ref in graph.named[name].inputs()]
+    assert len(copied) == 5 and {graph.type_of(ref).shape[2:] for ref in copied} == {(Size.of(3), Size.of(3))}
+    assert schedule.launches == (tuple(together),)
+    layout = {"rule": propagation.RULE, "node": "", RULES: action.params[RULES], "kernels": action.params["kernels"]}
+    direct = act(
+        capture, act(capture, root, ActionKind.CHANNELS_LAST, **layout), ActionKind.SIDE_BY_SIDE, launches=[together]
+    )
+    assert replace(schedule_of(direct), kernel_names=()) == replace(schedule, cuda_graph=False, kernel_names=())
+    verdict = verified(capture, direct)
+    assert verdict.is_correct, verdict.reason
+    assert not compile_errors(capture, direct, ["sm_90"])
+
+
+BIASED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.ConvTranspose2d(4, 6, 2, stride=2)
+        self.c, self.d = nn.Conv2d(6, 6, 3, groups=6, bias=False), nn.Conv1d(6, 5, 3)
+
+    def forward(self, x):
+        y = self.b(F.relu(self.a(x)))
+        return y, F.silu(self.d(self.c(y).flatten(2)))
+"""
+
+
+def test_biases_of_convolutions_become_additions_of_kernels(captured) -> None:
+    """No convolution keeps a bias, whether its result is returned or read, and the values are the same."""
+    text = f"{HEAD}{BIASED}\n\ndef get_inputs():\n    return [torch.randn(2, 3, 5, 4)]\n"
+    capture = captured(text, "Net")
+    rules = [convolution_biases.RULE, propagation.RULE]
+    layout = {"rule": propagation.RULE, "node": "", RULES: rules, "kernels": []}
+    candidate = act(capture, start(capture, text), ActionKind.CHANNELS_LAST, **layout)
+    graph = ir_of(capture.graph, schedule_of(candidate)).graph
+    assert not convolution_biases.matches(graph)
+    assert sum(node.op == "aten.add.Tensor" for node in graph.nodes) == 3
+    ranked = RooflinePlanner().ranked(State(capture, candidate, (), SLOW, False))
+    candidate = BuiltinCoder().write(capture, candidate, next(a for a in ranked if a.kind is ActionKind.FUSE))
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+    with pytest.raises(CannotRewrite, match="no convolution has a bias"):
+        convolution_biases.without_biases(graph)
 
 
 def test_an_attention_that_the_code_writes_out_is_one_kernel_from_the_first_step(captured) -> None:

@@ -4,35 +4,42 @@ A step is compiled, verified and timed in 10 to 20 s for a whole network, so a b
 fusion per step would leave most of the network as it is. So the first step takes all fusions that need no measurement: those of
 operations that are limited by memory bandwidth, and attentions whose probabilities the user's code writes to memory. Products and
 convolutions stay library calls, which only a measurement can beat. If the network has convolutions, all images are channels-last
-where the model predicts a gain.
+where the model predicts a gain. The copies of weights in that layout do not depend on one another, so up to eight share a launch.
 
 If this version fails, the plain CUDA graph and single groups of fusions are tried, as for other targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.actions.algebra import with_kernels
-from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, new_plan, size_text
-from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, new_plan, region_at, size_text
+from mtmc_lsp.actions.side_by_side import SideBySide
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY
 from mtmc_lsp.fusion.search import Fusion
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import RegionKind, is_product
 from mtmc_lsp.rewrites import layout_propagation as propagation
-from mtmc_lsp.rewrites.graph_editing import base_name
+from mtmc_lsp.rewrites.graph_editing import CONVOLUTIONS, base_name
+from mtmc_lsp.rewrites.whole_graph import convolution_biases
 from mtmc_lsp.schedule.launch_units import launch_count
-from mtmc_lsp.schedule.schedule import Rewrite, Schedule
+from mtmc_lsp.schedule.schedule import MOST_BESIDE, Rewrite, Schedule
+from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import Cost, matmul_flops
 
 FIRST_LAUNCHES = 32
 """A call with more operations than this is a network. Fewer operations become few kernels, which are tried one by one."""
-LAYOUT = "layout"
-"""The parameter of an action that also makes all images channels-last."""
+RULES = "rules"
+"""The parameter of an action that names rewrites of the whole graph."""
+WHOLE_GRAPH = (convolution_biases.RULE, propagation.RULE)
+"""The rewrites of a whole graph, in the order in which they are applied."""
+BESIDE = "beside"
+"""The parameter of an action that names kernels that share a launch, by their last nodes."""
 PROBABILITIES = frozenset({"softmax", "_softmax", "_safe_softmax"})
 """Operations that an attention has between its products, where the user's code writes these out."""
 
@@ -44,10 +51,18 @@ class FirstVersion:
     schedule: Schedule
     kernels: list[dict[str, object]]
     """Nodes and configuration of each kernel, as an action names them."""
-    is_packed: bool
-    """Whether all images are channels-last."""
     before: Cost
     after: Cost
+
+    @property
+    def rules(self) -> list[str]:
+        """The rewrites of the whole graph."""
+        return [rewrite.rule for rewrite in self.schedule.rewrites]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether all images are channels-last."""
+        return propagation.RULE in self.rules
 
     @property
     def region(self) -> tuple[str, ...]:
@@ -57,7 +72,9 @@ class FirstVersion:
     @property
     def params(self) -> dict[str, object]:
         """The parameters of an action that leads to this version."""
-        return {"kernels": self.kernels, **({LAYOUT: propagation.RULE} if self.is_packed else {})}
+        beside = [list(group) for group in self.schedule.side_by_side]
+        rules = {RULES: self.rules} if self.rules else {}
+        return {"kernels": self.kernels, **rules, **({BESIDE: beside} if beside else {})}
 
     @property
     def text(self) -> str:
@@ -72,6 +89,8 @@ class FirstVersion:
         text = f"{len(self.kernels)} kernels between library calls save {saved} of memory traffic. Products stay in the library."
         if self.is_packed:
             text += " It computes convolutions with channels last, and need not convert images."
+        if convolution_biases.RULE in self.rules:
+            text += " Biases of convolutions, which it would add in separate launches, are added by the kernels."
         return text
 
 
@@ -83,29 +102,88 @@ def is_network(situation: Situation) -> bool:
     return launch_count(situation.ir, situation.schedule) > FIRST_LAUNCHES
 
 
-def first_version(situation: Situation) -> FirstVersion | None:
-    """The first version of a network; None if few fusions are possible, or another version is there already."""
+def first_version(situation: Situation, *, rewrites: bool = True) -> FirstVersion | None:
+    """The first version of a network; None if few fusions are possible, or another version is there already.
+
+    Args:
+        rewrites: whether it may change the whole graph.
+    """
     schedule = situation.schedule
     if schedule.kernels or schedule.rewrites or not is_network(situation):
         return None
-    versions = [_fused(situation, schedule)]
     graph = situation.ir.graph
-    if propagation.matches(graph) and _keeps_precision(graph):
-        packed = replace(schedule, rewrites=(Rewrite(propagation.RULE, ""),))
-        versions.append(_fused(situation, packed))
+    is_biased = rewrites and convolution_biases.matches(graph)
+    plain = with_rules(schedule, [convolution_biases.RULE]) if is_biased else schedule
+    versions = [_fused(situation, plain)]
+    if rewrites and propagation.matches(graph) and _keeps_precision(graph):
+        versions.append(_fused(situation, with_rules(plain, [propagation.RULE])))
     possible = [version for version in versions if version is not None and len(version.kernels) >= MANY]
     return min(possible, key=lambda version: version.after.us, default=None)
 
 
+def with_rules(schedule: Schedule, rules: Iterable[object]) -> Schedule:
+    """The schedule with rewrites of the whole graph.
+
+    Raises:
+        IllegalAction: there is no such rewrite.
+    """
+    for rule in rules:
+        if rule not in WHOLE_GRAPH:
+            raise IllegalAction(f"there is no rewrite {rule} of a whole graph")
+        schedule = replace(schedule, rewrites=(*schedule.rewrites, Rewrite(str(rule), "")))
+    return schedule
+
+
 def with_first_version(graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-    """The schedule with the layout and the kernels of an action.
+    """The schedule with the rewrites, kernels and shared launches of an action.
 
     Raises:
         IllegalAction: they do not apply.
     """
-    if action.params.get(LAYOUT) == propagation.RULE:
-        schedule = replace(schedule, rewrites=(*schedule.rewrites, Rewrite(propagation.RULE, "")))
-    return with_kernels(ir_for(graph, schedule), schedule, action)
+    rules = action.params.get(RULES)
+    schedule = with_rules(schedule, rules if isinstance(rules, (list, tuple)) else ())
+    schedule = with_kernels(ir_for(graph, schedule), schedule, action)
+    beside = action.params.get(BESIDE)
+    if not beside:
+        return schedule
+    return SideBySide().apply(graph, schedule, replace(action, params={"launches": beside}))
+
+
+def with_copies_of_weights(situation: Situation, version: FirstVersion) -> FirstVersion:
+    """The version with kernels for the copies of weights, several in a launch; the same if there are few copies."""
+    ir = ir_for(situation.graph, version.schedule)
+    weights = {item.name for item in ir.graph.inputs if item.kind is not InputKind.ARGUMENT}
+    copies = [
+        node
+        for node in ir.graph.nodes
+        if node.name not in situation.ir.graph.named
+        and base_name(node) == "clone"
+        and {ref.name for ref in node.inputs()} <= weights
+    ]
+    try:
+        after, groups = version.schedule, dict[int, list[str]]()
+        added: list[dict[str, object]] = []
+        for node in copies:
+            plan = after.kernel_of(node.name)
+            if plan is None:
+                config = default_config(ir, region_at(ir, (node.name,)), situation.device)
+                plan = new_plan(ir, (node.name,), to_json(config))
+                after = after.with_kernel(plan)
+                added.append({"nodes": list(plan.nodes), "config": to_json(plan.config)})
+            if plan.nodes == (node.name,):
+                groups.setdefault(plan.config.warps, []).append(plan.key)
+        parts = [keys[i : i + MOST_BESIDE] for keys in groups.values() for i in range(0, len(keys), MOST_BESIDE)]
+        launches = [part for part in parts if len(part) > 1]
+        if not launches:
+            return version
+        action = MacroAction(ActionKind.SIDE_BY_SIDE, (), (0, 0), {"launches": launches})
+        after = SideBySide().apply(situation.graph, after, action)
+        cost = situation.cost(after)
+    except IllegalAction:
+        return version
+    if cost.us >= version.after.us:
+        return version
+    return replace(version, schedule=after, kernels=[*version.kernels, *added], after=cost)
 
 
 def _fused(situation: Situation, schedule: Schedule) -> FirstVersion | None:
@@ -138,7 +216,7 @@ def _version(
     kernels: list[dict[str, object]] = [
         {"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)} for fusion in fusions
     ]
-    return FirstVersion(after, kernels, schedule.rewrites != situation.schedule.rewrites, situation.present, cost)
+    return FirstVersion(after, kernels, situation.present, cost)
 
 
 def _attentions(situation: Situation, ir: KernelIR, schedule: Schedule) -> list[Fusion]:
@@ -153,10 +231,18 @@ def _attentions(situation: Situation, ir: KernelIR, schedule: Schedule) -> list[
 def between_products(
     situation: Situation, ir: KernelIR, schedule: Schedule, taken: Collection[str] = ()
 ) -> list[Fusion]:
-    """Fusions without products, and without nodes that are ``taken``; the library runs products that no kernel contains."""
+    """Fusions without products, convolutions and ``taken`` nodes; the library runs products that no kernel contains.
+
+    Depthwise convolutions have no products, but a kernel would compute the operations before them once for each position of a
+    window. A later step measures that.
+    """
     inside = {name for kernel in schedule.kernels for name in kernel.nodes}
-    products = {node.name for node in ir.graph.nodes if node.name not in inside and matmul_flops(ir, node.name)}
-    search = situation.search_in(replace(ir, opaque=ir.opaque | products | set(taken)), schedule)
+    calls = {
+        node.name
+        for node in ir.graph.nodes
+        if node.name not in inside and (base_name(node) in CONVOLUTIONS or matmul_flops(ir, node.name))
+    }
+    search = situation.search_in(replace(ir, opaque=ir.opaque | calls | set(taken)), schedule)
     return [fusion for fusion in search.best() if not is_product(fusion.region)]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from mtmc_lsp.actions.base import IllegalAction, Situation, expected, ir_for, lines_of
 from mtmc_lsp.actions.convolution import ChannelsLast
 from mtmc_lsp.actions.cuda_graph import RATIONALE, CudaGraph, saved_us
 from mtmc_lsp.actions.fuse import SITES, Fuse
-from mtmc_lsp.actions.networks.first_version import FirstVersion, first_version
+from mtmc_lsp.actions.networks.first_version import FirstVersion, first_version, with_copies_of_weights
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.schedule.launch_units import launch_count
@@ -30,31 +32,46 @@ def network_opening(situation: Situation) -> MacroAction | None:
     return None
 
 
-def _forms(situation: Situation, version: FirstVersion) -> list[MacroAction]:
-    """Actions that lead to the version, the best first."""
-    ir = ir_for(situation.graph, version.schedule)
-    saving = expected(version.before, version.after)
-    kernels = version.params["kernels"]
-    layout: dict[str, object] = {"rule": propagation.RULE, "node": "", "kernels": kernels}
-    direct = MacroAction(
-        kind=ActionKind.CHANNELS_LAST if version.is_packed else ActionKind.FUSE,
+def _forms(situation: Situation, version: FirstVersion) -> Iterator[MacroAction]:
+    """Actions that lead to the version, or one like it; the best first."""
+    if saved_us(situation, version.schedule):
+        replayed = with_copies_of_weights(situation, version)
+        yield _action(
+            situation,
+            replayed,
+            ActionKind.CUDA_GRAPH,
+            {
+                "launches": launch_count(ir_for(situation.graph, replayed.schedule), replayed.schedule),
+                **replayed.params,
+            },
+            f" {RATIONALE}",
+            ", and replay all launches as one CUDA graph",
+        )
+    if version.is_packed:
+        yield _action(
+            situation, version, ActionKind.CHANNELS_LAST, {"rule": propagation.RULE, "node": "", **version.params}
+        )
+    # A fusion does not rewrite the graph.
+    fused = first_version(situation, rewrites=False) if version.rules else version
+    if fused is not None:
+        yield _action(situation, fused, ActionKind.FUSE, {SITES: fused.kernels})
+
+
+def _action(
+    situation: Situation,
+    version: FirstVersion,
+    kind: ActionKind,
+    params: Mapping[str, object],
+    why: str = "",
+    text: str = "",
+) -> MacroAction:
+    is_graph = kind is ActionKind.CUDA_GRAPH
+    return MacroAction(
+        kind=kind,
         region=version.region,
-        lines=lines_of(ir, version.region),
-        params=layout if version.is_packed else {SITES: kernels},
-        rationale=version.rationale,
-        expected=saving,
-        text=version.text,
+        lines=(0, 0) if is_graph else lines_of(ir_for(situation.graph, version.schedule), version.region),
+        params=dict(params),
+        rationale=f"{version.rationale}{why}",
+        expected=expected(version.before, version.after),
+        text=f"{version.text}{text}",
     )
-    if not saved_us(situation, version.schedule):
-        return [direct]
-    launches = launch_count(ir, version.schedule)
-    replayed = MacroAction(
-        kind=ActionKind.CUDA_GRAPH,
-        region=version.region,
-        lines=(0, 0),
-        params={"launches": launches, **version.params},
-        rationale=f"{version.rationale} {RATIONALE}",
-        expected=saving,
-        text=f"{version.text}, and replay all launches as one CUDA graph",
-    )
-    return [replayed, direct]
