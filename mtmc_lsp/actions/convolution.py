@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from mtmc_lsp.actions.algebra import Algebra, with_kernels
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, least_gain_us, lines_of, region_of, with_saving
-from mtmc_lsp.actions.networks.first_version import RULES, between_products, with_rules
+from mtmc_lsp.actions.networks.first_version import RULES, between_products, rules_of, with_rules
 from mtmc_lsp.actions.titles import operation_names
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
@@ -56,8 +56,7 @@ class ChannelsLast(Algebra):
         """The schedule on a graph with other layouts; kernels compute the same and use other addresses."""
         if action.params.get("rule") != propagation.RULE:
             return super().apply(graph, schedule, action)
-        rules = action.params.get(RULES)
-        changed = with_rules(schedule, rules if isinstance(rules, (list, tuple)) else [propagation.RULE])
+        changed = with_rules(schedule, rules_of(action) or [propagation.RULE])
         ir = ir_for(graph, changed)
         for plan in changed.kernels:
             region_of(ir, plan)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation
 from mtmc_lsp.actions.catalogue import opening, proposals
-from mtmc_lsp.actions.networks.first_version import RULES
+from mtmc_lsp.actions.networks.first_version import rules_of
 from mtmc_lsp.core.action import ActionKind, MacroAction, Stop
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import State
@@ -77,7 +77,6 @@ class RooflinePlanner:
         parts = {action.kind.value, str(action.params.get("rule", ""))}
         if action.kind is ActionKind.CUDA_GRAPH and action.params.get("kernels"):
             # The first version of a network contains fusions, and perhaps another layout.
-            rules = action.params.get(RULES)
-            parts |= {ActionKind.FUSE.value, *map(str, rules if isinstance(rules, (list, tuple)) else ())}
+            parts |= {ActionKind.FUSE.value, *map(str, rules_of(action))}
             parts |= {ActionKind.CHANNELS_LAST.value} if propagation.RULE in parts else set()
         return not self._exclude.isdisjoint(parts)

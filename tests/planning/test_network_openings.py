@@ -211,6 +211,19 @@ def test_a_network_whose_launches_are_hidden_needs_no_graph(captured) -> None:
     assert not schedule_of(BuiltinCoder(SLOW).write(capture, root, slow)).cuda_graph
 
 
+def test_a_network_that_is_channels_last_already_keeps_its_layout(captured) -> None:
+    """Its first step separates biases and rewrites nothing else; without a graph, it is a fusion."""
+    text = network("convolutions").replace("self.stem(x)", "self.stem(x.contiguous(memory_format=torch.channels_last))")
+    capture = captured(text, "Net")
+    root = start(capture, text)
+    action = opening(capture, root, device=SLOW)
+    assert action.kind is ActionKind.FUSE and action.params[RULES] == [convolution_biases.RULE]
+    candidate = BuiltinCoder(SLOW).write(capture, root, action)
+    assert not convolution_biases.matches(ir_of(capture.graph, schedule_of(candidate)).graph)
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
 def test_after_a_failure_the_graph_alone_and_single_fusions_follow(captured) -> None:
     text = network("convolutions")
     capture = captured(text, "Net")

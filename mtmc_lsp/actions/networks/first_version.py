@@ -134,14 +134,19 @@ def with_rules(schedule: Schedule, rules: Iterable[object]) -> Schedule:
     return schedule
 
 
+def rules_of(action: MacroAction) -> Sequence[object]:
+    """The rewrites of the whole graph that an action names."""
+    rules = action.params.get(RULES)
+    return rules if isinstance(rules, (list, tuple)) else ()
+
+
 def with_first_version(graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
     """The schedule with the rewrites, kernels and shared launches of an action.
 
     Raises:
         IllegalAction: they do not apply.
     """
-    rules = action.params.get(RULES)
-    schedule = with_rules(schedule, rules if isinstance(rules, (list, tuple)) else ())
+    schedule = with_rules(schedule, rules_of(action))
     schedule = with_kernels(ir_for(graph, schedule), schedule, action)
     beside = action.params.get(BESIDE)
     if not beside:

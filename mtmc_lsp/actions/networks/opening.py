@@ -8,7 +8,7 @@ from mtmc_lsp.actions.base import IllegalAction, Situation, expected, ir_for, li
 from mtmc_lsp.actions.convolution import ChannelsLast
 from mtmc_lsp.actions.cuda_graph import RATIONALE, CudaGraph, saved_us
 from mtmc_lsp.actions.fuse import SITES, Fuse
-from mtmc_lsp.actions.networks.first_version import FirstVersion, first_version, with_copies_of_weights
+from mtmc_lsp.actions.networks.first_version import RULES, FirstVersion, first_version, with_copies_of_weights
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.schedule.launch_units import launch_count
@@ -51,10 +51,12 @@ def _forms(situation: Situation, version: FirstVersion) -> Iterator[MacroAction]
         yield _action(
             situation, version, ActionKind.CHANNELS_LAST, {"rule": propagation.RULE, "node": "", **version.params}
         )
-    # A fusion does not rewrite the graph.
-    fused = first_version(situation, rewrites=False) if version.rules else version
-    if fused is not None:
-        yield _action(situation, fused, ActionKind.FUSE, {SITES: fused.kernels})
+    else:
+        rules = {RULES: version.rules} if version.rules else {}
+        yield _action(situation, version, ActionKind.FUSE, {SITES: version.kernels, **rules})
+    unchanged = first_version(situation, rewrites=False) if version.rules else None
+    if unchanged is not None:
+        yield _action(situation, unchanged, ActionKind.FUSE, {SITES: unchanged.kernels})
 
 
 def _action(
