@@ -18,6 +18,7 @@ from mtmc_lsp.actions import convolution as convolutions
 from mtmc_lsp.actions.base import ActionHandler, IllegalAction, Situation
 from mtmc_lsp.actions.launch_overhead import LaunchOverhead
 from mtmc_lsp.actions.loops import chunk_products, parallel_scan
+from mtmc_lsp.actions.networks.opening import network_opening
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.rewrites import layout_propagation as propagation
@@ -93,15 +94,16 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
 
 
 def opening(situation: Situation) -> MacroAction | None:
-    """The first of all :func:`proposals`, if that is known without searching for the others: a network's CUDA graph."""
+    """The first of all :func:`proposals`, if that is known without searching for the others: that of a network."""
     if situation.timing is not None:
         return None
-    return next(iter(BY_KIND[ActionKind.CUDA_GRAPH].propose(situation)), None)
+    return network_opening(situation) or next(iter(BY_KIND[ActionKind.CUDA_GRAPH].propose(situation)), None)
 
 
 def proposals(situation: Situation) -> list[MacroAction]:
     """Legal actions that are worth trying, most predicted saving first."""
-    actions: list[MacroAction] = []
+    whole = network_opening(situation)
+    actions: list[MacroAction] = [whole] if whole is not None else []
     for handler in HANDLERS:
         # After the deadline, only search for a first fusion: every other action needs a kernel.
         if not situation.is_late or (handler.kind is ActionKind.FUSE and not actions):
@@ -112,7 +114,7 @@ def proposals(situation: Situation) -> list[MacroAction]:
     host_us = {action.key: overhead.saved_us(action) for action in actions}
     most = max(host_us.values(), default=0.0)
 
-    def rank(action: MacroAction) -> tuple[bool, bool, float, str]:
+    def rank(action: MacroAction) -> tuple[bool, bool, bool, float, str]:
         # If fusions save host time, a CUDA graph need not.
         more = -most if action.kind is ActionKind.CUDA_GRAPH else host_us[action.key]
         # The memory format of all images affects the gain of every other action, so it goes first. So does a loop that saves
@@ -120,6 +122,6 @@ def proposals(situation: Situation) -> list[MacroAction]:
         goes_first = action.params.get("rule") == propagation.RULE or action.expected.saved_memory >= MUCH_MEMORY
         # Before all of them, a CUDA graph as the first step: it shows their gains.
         opens = action.kind is ActionKind.CUDA_GRAPH and situation.timing is None
-        return not opens, not goes_first, -(action.expected.saved_us + more), action.key
+        return action is not whole, not opens, not goes_first, -(action.expected.saved_us + more), action.key
 
     return sorted(actions, key=rank)

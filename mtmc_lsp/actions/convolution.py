@@ -18,22 +18,22 @@ model predicts a gain: with few channels a kernel loads single elements, and the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from mtmc_lsp.actions.algebra import Algebra, with_kernels
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, least_gain_us, lines_of, region_of, with_saving
+from mtmc_lsp.actions.networks.first_version import RULES, between_products, rules_of, with_rules
 from mtmc_lsp.actions.titles import operation_names
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.ir.primitives import ProductDims, ProductSizes
-from mtmc_lsp.ir.regions import is_product
 from mtmc_lsp.rewrites import convolution_layout as convolutions
 from mtmc_lsp.rewrites import im2win
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.rewrites.graph_editing import AlgebraRule, base_name
+from mtmc_lsp.rewrites.whole_graph import convolution_biases
 from mtmc_lsp.schedule.configs import PrecisionMode
-from mtmc_lsp.schedule.schedule import Rewrite, Schedule
+from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.schedule.split_on_load import LEAST_CHANNELS, side_to_split_on_load
 
 MOST = 3
@@ -56,7 +56,7 @@ class ChannelsLast(Algebra):
         """The schedule on a graph with other layouts; kernels compute the same and use other addresses."""
         if action.params.get("rule") != propagation.RULE:
             return super().apply(graph, schedule, action)
-        changed = replace(schedule, rewrites=(*schedule.rewrites, Rewrite(propagation.RULE, "")))
+        changed = with_rules(schedule, rules_of(action) or [propagation.RULE])
         ir = ir_for(graph, changed)
         for plan in changed.kernels:
             region_of(ir, plan)
@@ -77,16 +77,16 @@ class ChannelsLast(Algebra):
         if not propagation.matches(graph) or not all(_keeps_precision(graph, name) for name in convolved):
             return None
         try:
-            after = replace(situation.schedule, rewrites=(*situation.schedule.rewrites, Rewrite(propagation.RULE, "")))
+            rules = [propagation.RULE]
+            if convolution_biases.matches(graph) and not situation.schedule.kernels:
+                # A kernel that contains a convolution adds the bias itself.
+                rules.insert(0, convolution_biases.RULE)
+            after = with_rules(situation.schedule, rules)
             ir = ir_for(situation.graph, after)
-            copies = propagation.copied_images(graph, ir.graph)
-            search = situation.search_in(ir, after)
-            # Copies of images are fused with operations around them; torch copies weights, as the library would.
-            fusions = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
+            # The layout changes the time of every operation between convolutions: torch's norms, for example, are slow in it.
             kernels = [
-                {"nodes": list(f.region.nodes), "config": to_json(f.config)}
-                for f in fusions
-                if not is_product(f.region)
+                {"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)}
+                for fusion in between_products(situation, ir, after)
             ]
             if not kernels and not situation.schedule.kernels:
                 # No Triton kernel would run yet; after a first fusion the new layout can be proposed again.
@@ -95,7 +95,7 @@ class ChannelsLast(Algebra):
                 kind=self.kind,
                 region=tuple(convolved),
                 lines=lines_of(situation.ir, convolved),
-                params={"rule": propagation.RULE, "node": "", "kernels": kernels},
+                params={"rule": propagation.RULE, "node": "", "kernels": kernels, RULES: rules},
                 rationale=(
                     "The library computes convolutions with channels last. For other memory formats it converts "
                     f"the operands and the result of each; {self.same}."

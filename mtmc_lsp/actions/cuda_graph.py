@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for
+from mtmc_lsp.actions.networks.first_version import is_network, with_first_version
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph, InputKind, TensorType
 from mtmc_lsp.ir.primitives import PrimOp
@@ -20,14 +21,16 @@ from mtmc_lsp.rewrites.graph_editing import base_name
 from mtmc_lsp.schedule.launch_units import launch_count
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import tensor_bytes
-from mtmc_lsp.tuning.schedule_cost import schedule_cost
 
 COPY_LAUNCHES = 0.75
 """Time of a copy of a small tensor within a stream, in kernel launches (H200: 3 us)."""
 LEAST_SHARE = 0.1
 """Share of a call's time that a graph must save."""
-FIRST_LAUNCHES = 32
-"""A call with more operations than this may begin with a graph. Fewer operations become few kernels, which are tried first."""
+RATIONALE = (
+    "Launch overhead exceeds compute time. One CUDA graph launches all kernels at once, on copies of the arguments. The graph "
+    "keeps the memory of intermediate values. While the first call captures it, other threads cannot draw random numbers on the "
+    "GPU."
+)
 HOST_LAUNCHES = 3.0
 """Host time of an operation of an eager network, in kernel launches. Seven networks with batches of 8 took 33 to 47 us per
 operation on the busy host of an H200 whose launches take 4 us (commit f92063fe). A third of it is assumed, an estimate for idle
@@ -40,7 +43,8 @@ class CudaGraph:
     kind = ActionKind.CUDA_GRAPH
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The same kernels, replayed from a CUDA graph."""
+        """The same kernels, or those of a network's first version, replayed from a CUDA graph."""
+        schedule = with_first_version(graph, schedule, action)
         ir = ir_for(graph, schedule)
         if schedule.cuda_graph:
             raise IllegalAction("cuda-graph: the call is replayed already")
@@ -68,51 +72,54 @@ class CudaGraph:
         A network of many short operations begins with the graph: that step gains most, and launch overhead then no longer
         hides the gains of later steps.
         """
-        graph, schedule = situation.ir.graph, situation.schedule
-        if not situation.has_gpu or graph.backward is not None or schedule.cuda_graph:
+        schedule = situation.schedule
+        saved = saved_us(situation, schedule)
+        if not saved:
             return
-        moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
-        moved += [graph.type_of(ref) for ref in graph.outputs]
-        copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
-        copies = max(copies, COPY_LAUNCHES * situation.device.launch_us * len(moved))
-        launched_us, replayed_us = _times(situation)
-        saved = launched_us - replayed_us - copies
-        if saved < LEAST_SHARE * launched_us or not saved:
-            return
-        launches = len(schedule.kernels) or launch_count(situation.ir, schedule)
         names = [name for kernel in schedule.kernels for name in kernel.nodes]
         action = MacroAction(
             kind=self.kind,
-            region=tuple(names or (node.name for node in graph.nodes)),
+            region=tuple(names or (node.name for node in situation.ir.graph.nodes)),
             lines=(0, 0),
-            params={"launches": launches},
-            rationale="Launch overhead exceeds compute time. One CUDA graph launches all kernels at once, on "
-            "copies of the arguments. The graph keeps the memory of intermediate values. While the first call "
-            "captures it, other threads cannot draw random numbers on the GPU.",
+            params={"launches": len(schedule.kernels) or launch_count(situation.ir, schedule)},
+            rationale=RATIONALE,
             expected=Expected(saved),
             text="Replay all launches of a call as one CUDA graph",
         )
         try:
-            self.apply(situation.graph, situation.schedule, action)
+            self.apply(situation.graph, schedule, action)
         except IllegalAction:
             return
         yield action
 
 
-def _times(situation: Situation) -> tuple[float, float]:
-    """Microseconds of a call whose operations are launched one by one, and of its replay; zeros if they are not known.
+def saved_us(situation: Situation, schedule: Schedule) -> float:
+    """Microseconds that replaying a schedule saves; 0 if it saves little, or if it is not known.
 
-    They are measured for a version with a timing. For the code before the first step they are estimated.
+    Times of the present version are measured. Those of a network before the first step are estimated.
     """
-    timing, schedule = situation.timing, situation.schedule
+    ir = ir_for(situation.graph, schedule)
+    graph = ir.graph
+    if not situation.has_gpu or graph.backward is not None or schedule.cuda_graph:
+        return 0.0
+    moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
+    moved += [graph.type_of(ref) for ref in graph.outputs]
+    copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
+    copies = max(copies, COPY_LAUNCHES * situation.device.launch_us * len(moved))
+    launched_us, replayed_us = _times(situation, schedule)
+    saved = launched_us - replayed_us - copies
+    return saved if saved >= LEAST_SHARE * launched_us else 0.0
+
+
+def _times(situation: Situation, schedule: Schedule) -> tuple[float, float]:
+    """Microseconds of a call whose operations are launched one by one, and of its replay; zeros if they are not known."""
+    timing = situation.timing
     if timing is not None:
         return (timing.median_us, timing.graph_us) if timing.graph_us is not None else (0.0, 0.0)
-    if any(node.loop is not None or node.row_loop is not None for node in situation.ir.graph.nodes):
+    if not is_network(situation):
         return 0.0, 0.0
-    count = launch_count(situation.ir, schedule)
-    if count <= FIRST_LAUNCHES:
-        return 0.0, 0.0
-    device_us = schedule_cost(situation.ir, schedule, situation.device).us
+    count = launch_count(ir_for(situation.graph, schedule), schedule)
+    device_us = situation.cost(schedule).us
     return max(device_us, count * HOST_LAUNCHES * situation.device.launch_us), device_us
 
 

@@ -45,6 +45,7 @@ from mtmc_lsp.actions.base import (
     region_of,
     size_text,
 )
+from mtmc_lsp.actions.networks.first_version import rules_of, with_rules
 from mtmc_lsp.actions.product_precision import precision_text
 from mtmc_lsp.actions.titles import computes_everything, layer_of, operation_names, with_result
 from mtmc_lsp.core.action import ActionKind, MacroAction
@@ -86,7 +87,11 @@ class Fuse:
     kind = ActionKind.FUSE
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """One kernel per site of the action; existing kernels that overlap a site become part of it."""
+        """One kernel per site of the action; existing kernels that overlap a site become part of it.
+
+        That of a network may name rewrites of the whole graph, which come first.
+        """
+        schedule = with_rules(schedule, rules_of(action))
         for site in sites_of(action):
             schedule = self._at(graph, schedule, site)
         return schedule

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation
 from mtmc_lsp.actions.catalogue import opening, proposals
-from mtmc_lsp.core.action import MacroAction, Stop
+from mtmc_lsp.actions.networks.first_version import rules_of
+from mtmc_lsp.core.action import ActionKind, MacroAction, Stop
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
 
@@ -72,4 +74,9 @@ class RooflinePlanner:
         return actions
 
     def _is_excluded(self, action: MacroAction) -> bool:
-        return not self._exclude.isdisjoint((action.kind.value, str(action.params.get("rule", ""))))
+        parts = {action.kind.value, str(action.params.get("rule", ""))}
+        if action.kind is ActionKind.CUDA_GRAPH and action.params.get("kernels"):
+            # The first version of a network contains fusions, and perhaps another layout.
+            parts |= {ActionKind.FUSE.value, *map(str, rules_of(action))}
+            parts |= {ActionKind.CHANNELS_LAST.value} if propagation.RULE in parts else set()
+        return not self._exclude.isdisjoint(parts)

@@ -9,7 +9,6 @@ change: only the memory layout does, and kernels compute addresses from strides.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
@@ -34,6 +33,7 @@ COPIES = frozenset({"clone", "alias", "detach", "lift_fresh_copy"})
 """Operations that return their input, in its layout unless a memory format is given."""
 ELEMENTWISE = frozenset({PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.EXPAND, PrimOp.RANDOM})
 REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
+POOLING = frozenset(name for name in LAYOUT_AGNOSTIC if "pool" in name)
 
 
 @dataclass
@@ -97,8 +97,10 @@ class _Propagation:
         return bool(prims) and all(prim.op in ELEMENTWISE for prim in prims)
 
     def _ignores_layout(self, node: Node) -> bool:
-        """Whether the node's result does not depend on the layout: a reduction over all positions of each image."""
+        """Whether the node's result does not depend on the layout: a reduction or pooling over all positions of each image."""
         images = [ref for ref in node.inputs() if ref in self.packed]
+        if images and base_name(node) in POOLING and images[0] == node.args[0]:
+            return not _is_image(node.type)
         if not images or base_name(node) not in REDUCTIONS or len(node.args) < 2:
             return False
         rank, dims = len(self.graph.type_of(images[0]).shape), node.args[1]
@@ -152,9 +154,3 @@ def in_channels_last(graph: Graph) -> Graph:
     if not matches(graph):
         raise CannotRewrite("there are no convolutions to run with channels last")
     return _Propagation(graph).walk()
-
-
-def copied_images(before: Graph, after: Graph) -> Collection[str]:
-    """The names of the copies that ``after`` adds, except copies of weights."""
-    weights = {ref.name for node in after.nodes if base_name(node) in CONVOLUTIONS for ref in list(node.inputs())[1:2]}
-    return [node.name for node in after.nodes if node.name not in before.named and node.name not in weights]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from mtmc_lsp.actions.base import Situation
 from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, MAX_GRAPHS, RUN_CUDA_GRAPH
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import CannotCode, State
@@ -317,24 +318,25 @@ def test_a_network_of_many_short_operations_begins_with_the_graph(
         assert schedule_of(fused_later).cuda_graph and schedule_of(fused_later).kernels
 
 
-def test_the_graph_that_opens_a_run_is_proposed_without_a_search_for_fusions(
+def test_the_step_that_opens_a_run_is_proposed_without_a_search_around_products(
     captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search takes seconds in a network, and the first step must be verified early. Later steps are searched as always."""
+    """Such a search takes seconds in a network, and the first step must be verified early. Later steps are searched as always."""
     text = NETWORK.format(layers=16, rows=8)
     capture = captured(text, "Net")
     root = start(capture, text)
     state = State(capture, root, (), H200, True)
     first = RooflinePlanner().ranked(state)[0]
-    searches: list[str] = []
-    best = FusionSearch.best
+    searches: list[int] = []
+    search = Situation.search
 
-    def noting(self: FusionSearch, *args: Any, **kwargs: Any) -> Any:
-        searches.append("fusions")
-        return best(self, *args, **kwargs)
+    def noting(self: Situation, rank: int = 0) -> FusionSearch:
+        searches.append(rank)
+        return search(self, rank)
 
-    monkeypatch.setattr(FusionSearch, "best", noting)
+    monkeypatch.setattr(Situation, "search", noting)
     assert RooflinePlanner().propose(state) == first and not searches
     assert RooflinePlanner(exclude=("cuda-graph",)).propose(state).kind is ActionKind.FUSE and searches
     step = Step(1, first, StepStatus.FAILED, "it was not captured", candidate=None)
-    assert RooflinePlanner().propose(replace(state, history=(step,))).kind is ActionKind.FUSE
+    second = RooflinePlanner().propose(replace(state, history=(step,)))
+    assert second.kind is ActionKind.CUDA_GRAPH and "kernels" not in second.params

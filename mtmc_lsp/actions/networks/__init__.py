@@ -1,0 +1,1 @@
+"""First steps of whole networks, which change all of their operations at once."""

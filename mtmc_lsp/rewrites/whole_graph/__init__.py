@@ -1,0 +1,1 @@
+"""Rewrites of a whole graph, which have no single node."""
