@@ -17,6 +17,7 @@ from mtmc_lsp.schedule.legality import IllegalConfig, decoded
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.schedule_cost import schedule_cost
 from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.worker.run_target import UPSTREAM
 from tests.codegen.checker import Checker, start, with_kernel
 from tests.training.targets import HEAD, planned
 
@@ -108,7 +109,11 @@ def regions(capture: Capture, candidate: Candidate) -> list[Region]:
 def small_cases(capture: Capture) -> list[Case]:
     """Small sizes, with several forms of upstream gradients."""
     names = capture.graph.sizes
-    return [Case({name: sizes[name] for name in names}, "normal", seed) for seed, sizes in enumerate((*SMALL, *SMALL))]
+    return [
+        Case({name: sizes[name] for name in names}, "normal", seed)
+        for seed in range(len(UPSTREAM))
+        for sizes in (SMALL if seed == 0 else (SMALL[0], SMALL[-1]))
+    ]
 
 
 @pytest.mark.parametrize("name", TARGETS)

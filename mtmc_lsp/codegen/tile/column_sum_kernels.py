@@ -14,6 +14,7 @@ from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, TRITON_DTYPES, Code
+from mtmc_lsp.codegen.module.naming import value_name
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype
@@ -22,7 +23,12 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
-from mtmc_lsp.ir.reductions.column_sums import MOST_ACCUMULATORS, part_after_sums, part_for_rows
+from mtmc_lsp.ir.reductions.column_sums import (
+    MOST_ACCUMULATORS,
+    part_after_sums,
+    part_for_rows,
+    results_of_sums,
+)
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import TileConfig
 
@@ -48,8 +54,9 @@ def write_column_sum_kernels(
     if not config.persist or config.loop or config.is_split:
         raise CannotCode("a kernel that sums over its rows has a fixed number of programs, each with whole rows")
     width = product([axis.size for axis in region.reduced_axes])
+    words = {prim: value_name(ir, ref) for prim, ref in results_of_sums(ir, region).items()}
     partials = {
-        prim: Scratch(f"sum_parts_{prim}", (Size.of(config.persist), width), compute_dtype(ir.prims[prim].dtype))
+        prim: Scratch(f"{words[prim]}_parts", (Size.of(config.persist), width), compute_dtype(ir.prims[prim].dtype))
         for prim in region.sums
     }
     rows, after = part_for_rows(ir, region), part_after_sums(ir, region)
@@ -94,12 +101,10 @@ class _RowWriter(TileWriter):
             text = self._broadcast(self.tile.cast(value, compute_dtype(prim.dtype)))
             if self.row_masked:
                 text = f"tl.where(row_mask, {text}, 0.0)"
-            self.totals[prim.name] = self.parameters.names.unique(f"{self._word(prim)}_total")
+            word = self.partials[prim.name].name.removesuffix("_parts")
+            self.totals[prim.name] = self.parameters.names.unique(f"{word}_total")
             lines.append(f"{self.totals[prim.name]} += {text}")
         return lines
-
-    def _word(self, prim: Prim) -> str:
-        return self._result_name(prim).removesuffix("_sum").removesuffix("_row") or "column"
 
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The kernel around these statements."""
@@ -110,7 +115,7 @@ class _RowWriter(TileWriter):
         before, after, written = [], [], []
         self.parameters.size(self.n_cols)
         for prim, scratch in self.partials.items():
-            total, pointer = self.totals[prim], self.parameters.names.unique("sum_parts_ptr")
+            total, pointer = self.totals[prim], self.parameters.names.unique(f"{scratch.name}_ptr")
             before.append(f"{total} = tl.zeros({shape}, {TRITON_DTYPES[scratch.dtype]})")
             value = f"tl.sum({total}, axis=0, keep_dims=True)" if self.rows_per_program > 1 else total
             mask = ", mask=col_mask" if self.col_masked else ""
@@ -165,7 +170,8 @@ class _SumWriter(TileWriter):
     def _add(self, prim: Prim) -> None:
         """Emit a loop over the partial sums."""
         unique, scratch = self.parameters.names.unique, self.partials[prim.name]
-        pointer, total = unique("sum_parts_ptr"), unique("parts_total")
+        word = scratch.name.removesuffix("_parts")
+        pointer, total = unique(f"{scratch.name}_ptr"), unique(f"{word}_totals")
         self.read.append((pointer, scratch))
         offset = self.tile.index(self.tile.index_of(self.region.parallel_axes))
         width = self.parameters.size(scratch.shape[1])
@@ -179,6 +185,6 @@ class _SumWriter(TileWriter):
             f"    part_mask = ({parts} < {self.programs}){mask}",
             f"    {total} += tl.load({pointer} + {parts} * {width.at(PRODUCT)} + {columns}, mask=part_mask, other=0.0)",
         ]
-        name = unique("column_sum")
+        name = unique(f"{word}_total")
         self.lines.append(f"{name} = tl.sum({total}, axis=0)")
         self.known[prim.name] = Code(name, scratch.dtype, cols=True)

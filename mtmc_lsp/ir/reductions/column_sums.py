@@ -155,6 +155,15 @@ def part_after_sums(ir: KernelIR, region: Region) -> Region:
     return replace(part, kind=RegionKind.MAP, parallel_axes=region.reduced_axes, reduced_axes=())
 
 
+def results_of_sums(ir: KernelIR, region: Region) -> dict[str, Ref]:
+    """For each sum, the first result that is computed from it."""
+    results: dict[str, Ref] = {}
+    for ref in _outputs(ir, region, with_rows=False):
+        for name in _needed(ir, [ir.of(ref).name], region.sums, region.inputs) & set(region.sums):
+            results.setdefault(name, ref)
+    return results
+
+
 def _outputs(ir: KernelIR, region: Region, *, with_rows: bool) -> tuple[Ref, ...]:
     rows = set(region.parallel_axes)
     return tuple(ref for ref in region.outputs if bool(rows & set(region.table.all_axes(ir.of(ref).name))) is with_rows)
