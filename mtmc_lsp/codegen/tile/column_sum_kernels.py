@@ -13,7 +13,7 @@ from dataclasses import replace
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
-from mtmc_lsp.codegen.kernel.snippets import PRODUCT, TRITON_DTYPES, Code
+from mtmc_lsp.codegen.kernel.snippets import PRODUCT, TRITON_DTYPES, Code, next_power_of_2_text
 from mtmc_lsp.codegen.module.naming import value_name
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
@@ -32,6 +32,8 @@ from mtmc_lsp.ir.reductions.column_sums import (
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import TileConfig
 
+MOST_WARPS = 16
+"""Most warps where rows are longer than those of the workload: with 32, a thread has half as many registers, and AMD has 16."""
 MOST_HELD = 8192
 """Most elements of a tile with which values that all rows share, such as weights, stay in registers beside the sums."""
 PARTS, COLUMNS = 64, 32
@@ -123,7 +125,13 @@ class _RowWriter(TileWriter):
             after.append(f"tl.store({pointer} + {at}, {value}{mask})")
             written.append((pointer, scratch))
         body = [*before, *walk, *after]
-        return self.finish(name, docstring, body, scratch_written=tuple(written))
+        kernel = self.finish(name, docstring, body, scratch_written=tuple(written))
+        return kernel if self.n_cols.is_constant else replace(kernel, warps_text=self._warps_text())
+
+    def _warps_text(self) -> str:
+        """The number of warps with which a thread holds as many elements of a row as at the workload's sizes."""
+        each, most = max(1, self.config.block // self.config.warps), max(MOST_WARPS, self.config.warps)
+        return f"max(1, min({most}, ({next_power_of_2_text('n_cols')}) // {each}))"
 
     def _persistent_grid(self, work_items: str) -> str:
         # Programs without rows write sums of 0.
