@@ -12,8 +12,8 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.ir.regions import Region, analyse
 from mtmc_lsp.rewrites import ir_of
-from mtmc_lsp.schedule.configs import TileConfig
-from mtmc_lsp.schedule.legality import IllegalConfig, decoded
+from mtmc_lsp.schedule.configs import IllegalConfig, TileConfig
+from mtmc_lsp.schedule.legality import decoded
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.schedule_cost import schedule_cost
 from mtmc_lsp.verify.cases import Case
