@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from mtmc_lsp.ir.regions import Region, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.configs import IllegalConfig, TileConfig
 from mtmc_lsp.schedule.legality import decoded
+from mtmc_lsp.schedule.reductions.column_sum_configs import column_sum_config
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.schedule_cost import schedule_cost
 from mtmc_lsp.verify.cases import Case
@@ -231,3 +233,16 @@ def test_longer_rows_get_more_warps(checker: Checker) -> None:
     [config] = [each.config for each in schedule.kernels if isinstance(each.config, TileConfig) and each.config.persist]
     assert warps == {1: 1, 500: 2, 1000: 4, 1024: 4, 4096: 16, 8192: 16}
     assert config.warps == warps[1024]
+
+
+def test_the_next_rows_are_loaded_ahead_where_shared_memory_holds_them(checker: Checker) -> None:
+    """Also the longest rows that the guard admits: 16384 columns of two float32 tensors are 128 KB."""
+    capture = checker.capture(HEAD + TARGETS["rms norm"][0])
+    candidate = planned(capture)
+    [region] = regions(capture, candidate)
+    ir = ir_of(capture.graph, Schedule())
+    device = planning_model(("sm_90",))
+    small = replace(device, shared_bytes=99 * 1024)
+    configs = [column_sum_config(ir, region, each) for each in (device, small)]
+    assert [config.stages for config in configs] == [2, 1]
+    assert "tl.num_programs(0), num_stages=2)" in candidate.source

@@ -31,11 +31,10 @@ from mtmc_lsp.ir.reductions.column_sums import (
 )
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import TileConfig
+from mtmc_lsp.schedule.reductions.column_sum_configs import MOST_HELD
 
 MOST_WARPS = 16
 """Most warps where rows are longer than those of the workload: with 32, a thread has half as many registers, and AMD has 16."""
-MOST_HELD = 8192
-"""Most elements of a tile with which values that all rows share, such as weights, stay in registers beside the sums."""
 PARTS, COLUMNS = 64, 32
 """Programs and columns of a tile of partial sums in the second kernel. An estimate, not measured."""
 
@@ -112,7 +111,8 @@ class _RowWriter(TileWriter):
         """The kernel around these statements."""
         n_cols = self.named_size(self.n_cols, "n_cols")
         holds_loads = self.config.elements <= MOST_HELD
-        walk = loop_over_work_items(self.write(), self.work_items(), holds_loads=holds_loads)
+        body, stages = self.write(), self.config.stages
+        walk = loop_over_work_items(body, self.work_items(), holds_loads=holds_loads, stages=stages)
         shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
         before, after, written = [], [], []
         self.parameters.size(self.n_cols)

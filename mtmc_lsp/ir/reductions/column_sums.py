@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mtmc_lsp.ir.regions import Region
 
 MOST_ACCUMULATORS = 16384
-"""Most accumulators of a program, one for each column and sum. With 16384, kernels of norms for sm_90 spill at most 80 bytes of
+"""Most accumulators of a program, one for each column and sum. With 16384, kernels of norms for sm_90 spill at most 96 bytes of
 each thread; with 32768, that of a layer norm spilled 152 bytes in 32 warps, and 720 in 16."""
 AFTER = frozenset(
     {PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.CONSTANT, PrimOp.IOTA, PrimOp.ALIAS}

@@ -7,10 +7,12 @@ run at once and fill the device, but each of them writes a row of sums, which a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.ir.reductions.column_sums import MOST_ACCUMULATORS
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import TileConfig
@@ -26,6 +28,10 @@ TILE = 2048
 """Elements of a tile of short rows."""
 MOST_ROWS = 64
 """Most short rows of a tile."""
+MOST_HELD = 8192
+"""Most elements of a tile with which values that all rows share, such as weights, stay in registers beside the sums."""
+OTHER_SHARED = 2048
+"""Bytes of shared memory for reductions. An estimate, not measured."""
 ELEMENTS_PER_THREAD = 16
 """Elements of a tile that a thread holds of each tensor."""
 
@@ -50,26 +56,33 @@ def column_sum_variants(ir: KernelIR, region: Region, device: DeviceModel) -> It
 
 
 def _with_programs(config: TileConfig, programs: int) -> TileConfig:
-    return TileConfig(config.rows, config.block, warps=config.warps, persist=programs)
+    return replace(config, persist=programs)
 
 
 def _config(ir: KernelIR, region: Region, device: DeviceModel, rows: int, padded: int, warps: int) -> TileConfig:
     tiles = -(-region.rows.value(ir.graph.sizes) // rows)
-    held = rows * padded * (len(region.sums) + streamed(region) + 1) + THREAD_REGISTERS * warps * device.warp_size
+    held = rows * padded * (len(region.sums) + len(streamed(region)) + 1) + THREAD_REGISTERS * warps * device.warp_size
     resident = device.sm_count * max(1, min(MOST_PER_SM, device.registers_per_sm // held))
     # Where rows are few, one program per multiprocessor comes before programs with many rows.
     programs = max(min(resident, tiles * rows // LEAST_ROWS), min(device.sm_count, tiles))
-    return TileConfig(rows, padded, warps=warps, persist=max(1, programs))
+    stages = 2 if rows * padded <= MOST_HELD and _can_load_ahead(ir, region, device) else 1
+    return TileConfig(rows, padded, warps=warps, stages=stages, persist=max(1, programs))
+
+
+def _can_load_ahead(ir: KernelIR, region: Region, device: DeviceModel) -> bool:
+    """Whether shared memory holds a tile of each streamed tensor, also for the longest rows that the guard admits."""
+    each = sum(ITEMSIZE[ir.prims[name].dtype] for name in streamed(region))
+    return MOST_ACCUMULATORS // len(region.sums) * each + OTHER_SHARED <= device.shared_bytes
 
 
 def _warps(elements: int, device: DeviceModel) -> int:
     return max(1, min(max_warps(device), next_power_of_two(elements // (ELEMENTS_PER_THREAD * device.warp_size))))
 
 
-def streamed(region: Region) -> int:
+def streamed(region: Region) -> list[str]:
     """Tensors that the kernel reads along its rows and columns."""
     every = {*region.parallel_axes, *region.reduced_axes}
-    return sum(every <= set(region.table.all_axes(name)) for name in region.inputs)
+    return [name for name in region.inputs if every <= set(region.table.all_axes(name))]
 
 
 def partial_bytes(ir: KernelIR, region: Region, config: TileConfig) -> float:
