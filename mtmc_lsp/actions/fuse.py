@@ -10,6 +10,10 @@ loop are part of it where an iteration reads or writes one slice of them: it com
 Where the body multiplies its state by matrices that are the same in all iterations, rows of the state are independent. A program
 instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration.
 
+In a backward pass, sums over all rows, such as the gradients of weights and biases of a norm, join the kernel that walks these
+rows, if nothing in a row depends on them (:mod:`mtmc_lsp.ir.reductions.column_sums`). A fixed number of programs adds the rows
+that each of them walks, and a second launch adds their sums, always in the same order.
+
 Up to three 16-bit products with one left operand and equal sizes are one kernel, such as the gate and up projections of an MLP,
 or queries, keys and values. Each has an accumulator, and the kernel loads the common operand once. Such sums are not split.
 A product whose columns are read as two halves, as ``glu`` and ``chunk(2, -1)`` do, is computed as two such products.

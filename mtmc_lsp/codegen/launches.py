@@ -23,6 +23,7 @@ from mtmc_lsp.codegen.module.shared_kernels import KernelNames, SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.codegen.recurrent.recurrent_launcher import RecurrentSteps
 from mtmc_lsp.codegen.row_loop import LoopBody
+from mtmc_lsp.codegen.tile.column_sum_kernels import write_column_sum_kernels
 from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
 from mtmc_lsp.codegen.tile.tile_kernel import write_tile_kernel
 from mtmc_lsp.core.device_model import DeviceModel
@@ -174,6 +175,8 @@ def _write_kernels(
             return write_chunk_kernels(ir, region, launcher.buffers, config, name, docstring)
         return [write_loop_kernel(ir, region, launcher.buffers, config, name, docstring)]
     assert isinstance(config, TileConfig)
+    if region.sums:
+        return write_column_sum_kernels(ir, region, launcher.buffers, config, name, docstring)
     if config.is_split:
         return write_split_kernels(ir, region, launcher.buffers, config, name, docstring)
     return [write_tile_kernel(ir, region, launcher.buffers, config, name, docstring)]
@@ -218,6 +221,8 @@ def _distribution(region: Region, config: KernelConfig) -> str:
         return "Adds the partial sums over K and applies the fused operations to the tile in registers"
     if isinstance(config, MatmulConfig) and config.stream_k:
         return "Adds the partial sums of shared tiles and applies the fused operations to each tile in registers"
+    if region.sums:
+        return "Each program instance walks rows and adds up what the sums over all rows need of them"
     how = DISTRIBUTION[region.kind]
     is_persistent = isinstance(config, (TileConfig, MatmulConfig)) and config.persist > 0
     return f"{how}; each program instance loops over several work items" if is_persistent else how

@@ -347,9 +347,9 @@ class FusionSearch:
         return tile_config(self.ir, region, self.device)
 
     def _is_alike(self, nodes: Iterable[str], region: Region) -> bool:
-        """Whether the kernel of some nodes has the kind of ``region``, and as many products."""
+        """Whether the kernel of some nodes has the kind of ``region``, and as many products and column sums."""
         kernel = self._region(frozenset(nodes))
-        if kernel is None or kernel.kind is not region.kind:
+        if kernel is None or kernel.kind is not region.kind or len(kernel.sums) != len(region.sums):
             return False
         return len(products_in(self.ir, kernel)) == len(products_in(self.ir, region))
 

@@ -29,6 +29,9 @@ def may_overwrite(ir: KernelIR, region: Region, mutation: Mutation, recomputed: 
     kind = graph.type_of(Ref(mutation.input))
     if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or graph.type_of(mutation.value) != kind:
         return False
+    if region.sums:
+        # A second launch stores the sums, and may read inputs.
+        return False
     if region.parts:
         # One part may be stored before another is loaded.
         return False
@@ -80,7 +83,7 @@ def _may_replace(ir: KernelIR, region: Region, operand: Ref, result: Ref, done: 
     graph = ir.graph
     kind = graph.type_of(operand)
     is_same = graph.type_of(result) == kind and kind.is_contiguous
-    if region.kind is not RegionKind.REDUCE or not is_same or region.parts or operand in graph.escaping:
+    if region.kind is not RegionKind.REDUCE or not is_same or region.parts or region.sums or operand in graph.escaping:
         return False
     if not _used_inside(ir, operand.name, done | set(region.nodes)):
         return False

@@ -18,6 +18,7 @@ from mtmc_lsp.ir.attention_pattern import (
 from mtmc_lsp.ir.axes import Axis, AxisTable
 from mtmc_lsp.ir.concat_outputs import Parts, output_parts_of, scatter_indices, stored_primitives
 from mtmc_lsp.ir.primitives import BIJECTIVE_VIEWS, ONE, KernelIR, Prim, PrimOp, ProductDims
+from mtmc_lsp.ir.reductions.column_sums import ColumnSums, column_sums
 from mtmc_lsp.ir.region_values import are_siblings, is_in_memory, needed_primitives, used_outside
 
 VIEWS = frozenset(
@@ -86,6 +87,8 @@ class Region:
     """Outputs that are stored part by part, with their parts."""
     halves: ColumnHalves | None = None
     """For a product whose results are only read as two halves of columns, such as gate and up: how they are read."""
+    sums: tuple[str, ...] = ()
+    """Sums over all rows that the kernel of these rows computes too (:mod:`mtmc_lsp.ir.reductions.column_sums`)."""
 
     def stored(self, ir: KernelIR) -> list[tuple[Ref, str]]:
         """Pairs of an output and a primitive that is stored to it: one per output, or one per part."""
@@ -224,6 +227,10 @@ def _region_of(
             _unify_products([prim for prim in members if prim.op is PrimOp.MATMUL], table)
             _check_distinct(members, table)
         return _product_region(ir, ordered, prims, inputs, outputs, kind, table)
+    if kind is RegionKind.REDUCE and not parts and _is_backward(ir.graph, chosen):
+        sums = column_sums(ir, members, results, inputs, table)
+        if sums is not None:
+            return _region_with_sums(ir, ordered, prims, inputs, outputs, table, sums)
     if _unify_reduction_axes(members, results, table):
         _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
@@ -237,6 +244,26 @@ def _region_of(
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
     return Region(ordered, prims, inputs, outputs, kind, table, parallel, reduced, parts)
+
+
+def _region_with_sums(
+    ir: KernelIR,
+    ordered: tuple[str, ...],
+    prims: tuple[str, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[Ref, ...],
+    table: AxisTable,
+    sums: ColumnSums,
+) -> Region:
+    """The region of a kernel that walks rows and sums over all of them, too."""
+    of_rows = [(ref, name) for ref in outputs if (name := ir.of(ref).name) not in sums.after]
+    walked = [ir.prims[name] for name in prims if name not in sums.after]
+    parallel = _parallel_axes(ir, of_rows, table, sums.columns, [])
+    parallel = parallel or tuple(axis for axis in table.all_axes(ir.prims[sums.sums[0]].inputs[0]) if axis in sums.rows)
+    if set(parallel) != sums.rows:
+        raise CannotFuse("its results have different independent axes")
+    _check_reduced_values(walked)
+    return Region(ordered, prims, inputs, outputs, RegionKind.REDUCE, table, parallel, sums.columns, sums=sums.sums)
 
 
 def _loop_region(

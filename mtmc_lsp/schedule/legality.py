@@ -154,8 +154,28 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
                 f"chunk and block cannot be {config.chunk} and {config.block}: with {key_block(form)} channels of the key, "
                 f"a tile has more than {MOST_CHUNK_ELEMENTS} elements"
             )
+    if isinstance(config, TileConfig) and region.sums:
+        _check_column_sums(ir, region, config)
     if isinstance(config, TileConfig) and config.is_split and region.kind is not RegionKind.REDUCE:
         raise IllegalConfig(f"split cannot be {config.split}: {a_kernel(region.kind)} cannot be split")
+
+
+def _check_column_sums(ir: KernelIR, region: Region, config: TileConfig) -> None:
+    """Check the rules for a kernel that walks rows and sums over all of them.
+
+    Raises:
+        IllegalConfig: its programs would not hold whole rows, or have no fixed number.
+    """
+    columns = region.columns.value(ir.graph.sizes)
+    why = "the kernel sums over the rows that each of its programs walks"
+    if config.loop or config.block < columns:
+        raise IllegalConfig(
+            f"loop and block cannot be {config.loop} and {config.block}: {why}, with all {columns} columns"
+        )
+    if config.is_split:
+        raise IllegalConfig(f"split cannot be {config.split}: {why}")
+    if not config.persist:
+        raise IllegalConfig(f"persist cannot be 0: {why}")
 
 
 def has_order(region: Region) -> bool:

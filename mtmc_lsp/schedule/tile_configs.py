@@ -45,6 +45,7 @@ from mtmc_lsp.schedule.device_limits import (
 from mtmc_lsp.schedule.loop_configs import loop_config, loop_variants
 from mtmc_lsp.schedule.matmul_configs import is_one_piece, product_config, product_variants
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config, recurrent_variants
+from mtmc_lsp.schedule.reductions.column_sum_configs import column_sum_config, column_sum_variants
 
 Config = TypeVar("Config", bound=KernelConfig)
 
@@ -64,6 +65,8 @@ def default_config(ir: KernelIR, region: Region, device: DeviceModel) -> KernelC
 
 def tile_config(ir: KernelIR, region: Region, device: DeviceModel) -> TileConfig:
     """A first configuration of an elementwise kernel, a reduction or a scan."""
+    if region.sums:
+        return column_sum_config(ir, region, device)
     config = _first_config(ir, region, device)
     if region.kind in (RegionKind.MAP, RegionKind.REDUCE):
         return _with_small_tiles(ir, region, config, device)
@@ -139,6 +142,8 @@ def _with_split_columns(ir: KernelIR, region: Region, config: TileConfig, device
 
 def split_columns(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> TileConfig:
     """The configuration of a reduction with several programs per row; unchanged where the rows fill the device, or are short."""
+    if region.sums:
+        return config
     sizes = ir.graph.sizes
     rows, columns = region.rows.value(sizes), region.columns.value(sizes)
     programs = -(-rows // config.rows)
@@ -239,6 +244,9 @@ def variants(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceM
 
 def tile_variants(ir: KernelIR, region: Region, config: TileConfig, device: DeviceModel) -> Iterator[TileConfig]:
     """A tile kernel's configuration with other tiles."""
+    if region.sums:
+        yield from column_sum_variants(ir, region, device)
+        return
     if (transposed := transposed_axis(ir, region)) is not None:
         tiles = [(tile.rows, tile.block, tile.warps) for tile in _transposed_tiles(ir, region, transposed)]
     elif region.kind is RegionKind.MAP:

@@ -33,6 +33,7 @@ from mtmc_lsp.schedule.configs import (
     precision_of,
 )
 from mtmc_lsp.schedule.device_limits import PRODUCT_SHARE, tf32_share
+from mtmc_lsp.schedule.reductions.column_sum_configs import partial_bytes
 from mtmc_lsp.schedule.split_on_load import is_dense_along_sum, split_programs
 from mtmc_lsp.tuning.block_cost import SCHEDULERS, block_us
 from mtmc_lsp.tuning.cell_cost import products_us
@@ -80,6 +81,10 @@ CACHED_SHARE = 0.5
 
 PROGRAMS_PER_SM = 2.0
 """Programs of a reduction per multiprocessor from which on it uses the whole bandwidth."""
+
+RESIDENT_ELEMENTS = 4096
+"""Elements of the tiles that a multiprocessor holds at once from which on a kernel that walks rows uses the whole bandwidth. An
+estimate, not measured."""
 
 ROWS_PER_SM = 4
 """Rows per multiprocessor whose programs run at once and read them again: each is in the cache until then."""
@@ -190,6 +195,9 @@ def kernel_cost(
         if config.is_split:
             launches += 1
             moved += 2.0 * config.split * ITEMSIZE["float32"] * region.rows.value(graph.sizes)
+    elif isinstance(config, TileConfig) and region.sums:
+        launches += 1
+        moved += partial_bytes(ir, region, config)
     elif parts > 1:
         launches += 1 + _varies_along_columns(ir, region)
     time = roofline_us(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
@@ -406,11 +414,16 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
         columns = region.parallel_axes[-1].size.value(sizes) if region.parallel_axes else 1
         rows = region.rows.value(sizes) // max(1, columns)
         return -(-rows // config.rows) * -(-columns // config.block)
+    if region.sums:
+        return config.persist
     return -(-region.rows.value(sizes) // config.rows) * config.split
 
 
 def _parallelism(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel) -> float:
     """Share of the device that the grid uses: a reduction has one program per group of rows, a product one per tile."""
+    if region.sums and isinstance(config, TileConfig):
+        resident = min(config.persist * config.elements, region.rows.value(ir.graph.sizes) * config.block)
+        return min(1.0, resident / (RESIDENT_ELEMENTS * device.sm_count))
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
         return min(1.0, programs_of(ir, region, config) / (PROGRAMS_PER_SM * device.sm_count))
     if region.kind in (RegionKind.MATMUL, RegionKind.ATTENTION):

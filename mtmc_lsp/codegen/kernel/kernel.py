@@ -56,6 +56,8 @@ class Kernel:
     """``(parameter, number, dtype)`` for each number that is known at run time. These parameters follow the sizes."""
     numbers: Mapping[str, str] = field(default_factory=dict)
     """Further integer parameters that the launcher computes: name to Python over ``grid_sizes`` and earlier entries."""
+    warps_text: str = ""
+    """The number of warps as Python over ``grid_sizes``, for the launcher; empty where it is ``num_warps`` for all sizes."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """Device functions that only this kernel calls: name to source."""
 

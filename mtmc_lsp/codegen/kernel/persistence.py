@@ -37,22 +37,28 @@ def loop_over_tiles(lines: Sequence[str], *, flatten: bool) -> list[str]:
     return [*shared, loop, *(f"    {line}" for line in rest)]
 
 
-def loop_over_work_items(lines: Sequence[str], pieces: str) -> list[str]:
+def loop_over_work_items(lines: Sequence[str], pieces: str, *, holds_loads: bool = True, stages: int = 1) -> list[str]:
     """The body of a tile kernel, wrapped in a loop over ``pieces`` work items; its first line sets the row or column index.
 
     Loop-invariant statements move in front of the loop. This is safe because a kernel never writes a buffer that it reads.
+
+    Args:
+        holds_loads: whether loads move, too; their values then stay in registers.
+        stages: work items in flight, of which all but one are loaded ahead; with 1, the compiler decides.
     """
     first, *rest = lines
     name, _, index = first.partition(" = ")
     head: list[str] = []
     if index != ROW_PROGRAM_ID:
         head = [first.replace(ROW_PROGRAM_ID, "group")]
-    loop = f"for {'group' if head else name} in range({ROW_PROGRAM_ID}, {pieces}, tl.num_programs(0)):"
-    before, inside = hoist_invariants(rest, {name, "group"})
+    bounds = f"{ROW_PROGRAM_ID}, {pieces}, tl.num_programs(0)"
+    items = f"tl.range({bounds}, num_stages={stages})" if stages > 1 else f"range({bounds})"
+    loop = f"for {'group' if head else name} in {items}:"
+    before, inside = hoist_invariants(rest, {name, "group"}, loads=holds_loads)
     return [*before, loop, *(f"    {line}" for line in [*head, *inside])]
 
 
-def hoist_invariants(lines: Sequence[str], varying: set[str]) -> tuple[list[str], list[str]]:
+def hoist_invariants(lines: Sequence[str], varying: set[str], *, loads: bool = True) -> tuple[list[str], list[str]]:
     """Split statements into those that do not depend on ``varying`` names, and the rest; loops stay together."""
     counts: dict[str, int] = {}
     for line in lines:
@@ -64,6 +70,7 @@ def hoist_invariants(lines: Sequence[str], varying: set[str]) -> tuple[list[str]
     for line in lines:
         assigned = re.match(r"(\w+) = ", line)
         is_single_assignment = assigned is not None and counts[assigned.group(1)] == 1
+        is_single_assignment &= loads or "tl.load(" not in line
         if is_single_assignment and not varying & set(re.findall(r"[A-Za-z_]\w*", line)):
             before.append(line)
             continue

@@ -338,8 +338,21 @@ class TileWriter(ReducingTile):
 
     # Finishing ---------------------------------------------------------------------------------------------------
 
+    def _persistent_grid(self, work_items: str) -> str:
+        return f"min({self.config.persist}, {work_items})"
+
+    @property
+    def _most_columns(self) -> int:
+        """Most columns of a tile that holds whole rows."""
+        return MOST_ELEMENTS // self.rows_per_program
+
     def finish(
-        self, name: str, docstring: str, body: list[str], scratch_read: tuple[tuple[str, Scratch], ...] = ()
+        self,
+        name: str,
+        docstring: str,
+        body: list[str],
+        scratch_read: tuple[tuple[str, Scratch], ...] = (),
+        scratch_written: tuple[tuple[str, Scratch], ...] = (),
     ) -> Kernel:
         """Assemble the kernel and its launch parameters."""
         constexprs: dict[str, int | bool | str] = {}
@@ -366,12 +379,12 @@ class TileWriter(ReducingTile):
             )
             limits = (f"{work_items} <= {MAX_GRID_Y * self.rows_per_program}",)
         if self.config.persist:
-            grid[0] = f"min({self.config.persist}, {grid[0]})"
+            grid[0] = self._persistent_grid(grid[0])
         if self.loop or self.is_map or self.n_cols.is_constant:
             constexprs["BLOCK"] = self._static_block()
         else:
             dynamic["BLOCK"] = next_power_of_2_text("n_cols")
-            limits = (*limits, f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}")
+            limits = (*limits, f"{self.n_cols} <= {self._most_columns}")
         if self.is_map and self.has_rows and not self.n_cols.is_constant:
             most = 2**31 - 1 if self._fits_in_32_bits else None
             if len(grid) > 1 and not self.columns_first:
@@ -394,4 +407,5 @@ class TileWriter(ReducingTile):
             dynamic=dynamic,
             limits=limits,
             scratch_read=scratch_read,
+            scratch_written=scratch_written,
         )

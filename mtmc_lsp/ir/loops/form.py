@@ -109,7 +109,7 @@ def _tile_form(node: Node, results: tuple[Ref, ...], ir: KernelIR, repeats: bool
     assert node.loop is not None
     states = {ir.of(item.next).name for item in node.loop.states if item.next is not None}
     region = analyse(ir, ir.graph.named, repeated=states if repeats else ())
-    if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or region.parts:
+    if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or region.parts or region.sums:
         raise CannotFuse("the body of the loop is neither elementwise nor a reduction")
     form = LoopForm(node, results, ir, region)
     if any(ir.prims[name].op is PrimOp.RANDOM for name in region.prims):

@@ -133,7 +133,7 @@ class Launcher(LauncherMemory):
         arguments += [self.output(ref, regions) for _, ref in kernel.outputs]
         arguments += [self.allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
         size_variables = {}
-        expressions = f"{kernel.grid} {kernel.dynamic} {kernel.numbers}"
+        expressions = f"{kernel.grid} {kernel.dynamic} {kernel.numbers} {kernel.warps_text}"
         for name, size in kernel.grid_sizes.items():
             text = self.size(size)
             is_parameter = any(
@@ -160,7 +160,7 @@ class Launcher(LauncherMemory):
             arguments.append(name)
         keywords += [f"{name}={value!r}" for name, value in kernel.constexprs.items()]
         keywords += [f"{name}={text}" for name, text in kernel.dynamic.items()]
-        keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        keywords += [f"num_warps={kernel.warps_text or kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         grid = tuple_text(list(kernel.grid))
         head = f"{kernel.name}[{grid}]("
         one_line = head + ", ".join([*arguments, *keywords]) + ")"

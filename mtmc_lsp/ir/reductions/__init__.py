@@ -1,0 +1,1 @@
+"""Reductions over several sets of axes in one kernel."""

@@ -1,0 +1,1 @@
+"""Configurations of kernels with reductions over several sets of axes."""
