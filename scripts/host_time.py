@@ -10,9 +10,10 @@ launch ends where Triton's launcher would call the driver, the allocator is that
 thread of the caller. On the host of a GPU, the driver adds some microseconds to each launch.
 
 ``launches`` counts kernels, ``calls`` the operations of torch that stay in both passes (without views and allocations), and
-``eager calls`` those of eager mode. The other columns are microseconds a call, the least mean of many short batches: the whole call with its backward pass, the same by
-eager mode on the same tensors, and the parts of the generated code, each measured alone. ``autograd`` is the rest of the call:
-``torch.autograd.Function``, the engine, and saved tensors. Compare columns of one machine that does nothing else.
+``eager calls`` those of eager mode. The other columns are microseconds a call, the least mean of many short batches: the whole
+call with its backward pass, the same by eager mode on the same tensors, and the parts of the generated code, each measured
+alone. ``autograd`` is the rest of the call: ``torch.autograd.Function``, the engine, and saved tensors. Compare columns of one
+machine that does nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The launchers of both passes compute nothing that no kernel and no operation reads."""
+"""The launchers of both passes compute nothing that no kernel and no operation reads, from the first step on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import re
 
 import pytest
 
+from mtmc_lsp.actions.fuse import sites
 from mtmc_lsp.capture.neutral_operations import earlier_tensor
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.protocols import State
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.device.choice import planning_model
+from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker, start, with_kernel
 from tests.training.targets import HEAD, cases, planned
@@ -15,6 +22,8 @@ TWO_LAYERS = """# mtmc: x=f32[B,24] first=f32[40,24] second=f32[16,40] B=16 grad
 def f(x, first, second):
     return F.linear(torch.tanh(F.linear(x, first)), second)
 """
+
+TORCH_CALL = re.compile(r" = torch\.(?!empty|sum\()")
 
 
 def test_weights_and_their_gradients_are_not_transposed_twice(checker: Checker) -> None:
@@ -74,3 +83,40 @@ def test_a_result_stays_a_view_of_another_result(checker: Checker) -> None:
     exponential = next(node.name for node in capture.graph.nodes if node.op.startswith("aten.exp."))
     candidate = with_kernel(capture, start(capture), [exponential])
     assert candidate.source.count("torch.t(") == 2
+
+
+DPO = """# mtmc: chosen=f32[B,S,V] rejected=f32[B,S,V] ids=i64[B,S]@0..V-1 others=i64[B,S]@0..V-1
+# mtmc: B=4 S=24 V=512 grad=chosen,rejected
+def f(chosen, rejected, ids, others, beta=0.1):
+    first = F.log_softmax(chosen, -1).gather(-1, ids[..., None]).squeeze(-1).sum(-1)
+    second = F.log_softmax(rejected, -1).gather(-1, others[..., None]).squeeze(-1).sum(-1)
+    return -F.logsigmoid(beta * (first - second)).mean()
+"""
+
+
+def test_the_first_step_has_all_kernels_of_both_passes(checker: Checker) -> None:
+    capture = checker.capture(HEAD + DPO)
+    device, first = planning_model(("sm_90",)), start(capture)
+    action = RooflinePlanner().propose(State(capture, first, (), device, False))
+    assert isinstance(action, MacroAction)
+    candidate = BuiltinCoder(device).write(capture, first, action)
+    for passed in ("forward", "backward"):
+        function = re.search(rf"^def f_{passed}\(.*?\n\n", candidate.source, re.DOTALL | re.MULTILINE)
+        assert function is not None
+        assert "_kernel[" in function[0]
+        assert not TORCH_CALL.search(function[0])
+    assert checker.first_failure(capture, candidate, cases(capture)) == ""
+
+
+def test_kernels_that_failed_as_one_step_are_tried_one_by_one(checker: Checker) -> None:
+    capture = checker.capture(HEAD + DPO)
+    device, first = planning_model(("sm_90",)), start(capture)
+    planner = RooflinePlanner()
+    together = planner.propose(State(capture, first, (), device, False))
+    assert isinstance(together, MacroAction)
+    failed = Step(1, together, StepStatus.FAILED, "", candidate=None)
+    alone = planner.propose(State(capture, first, (failed,), device, False))
+    assert isinstance(alone, MacroAction)
+    assert len(sites(together)) > 2
+    assert len(sites(alone)) <= 2
+    assert set(sites(alone)) < set(sites(together))
