@@ -1,4 +1,4 @@
-"""A small GPT (about 30 M parameters) that learns generated text; its norms, gates, rotation, attention and loss can get kernels.
+"""A small GPT (about 30 M parameters) that learns generated text; its blocks and loss can get kernels.
 
     mtmc optimize examples/train_gpt.py --all --apply    # kernels for both passes of the marked functions and modules
     python examples/train_gpt.py --steps 300             # the loss, tokens per second and peak memory as JSON lines
@@ -72,6 +72,8 @@ class Block(nn.Module):
         self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
 
+    # mtmc: x=bf16[B,S,512] cos=bf16[S,64] sin=bf16[S,64] B=256 S=256 grad=x
+    # mtmc: init: width=512 heads=8 inner=1408
     def forward(self, x, cos, sin):
         x = self.attention(x, cos, sin)
         rows = rms_norm(x.view(-1, x.shape[-1]), self.norm)

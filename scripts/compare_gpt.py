@@ -5,6 +5,7 @@
 
 The marked parts of a copy of the example are optimised by ``mtmc bench`` and written into it by ``mtmc apply``. Each variant
 trains all its seeds in one separate process. FILE gets one JSON line per variant and seed, with the losses of all steps.
+Where the kernels of a block take its calls, those of the parts inside it are not called.
 Without a GPU, kernels run in Triton's interpreter: use ``--tiny`` and few steps. Exit code: 1 if no part got kernels, if a
 kernel never ran, or if the loss curves differ by more than those of the seeds.
 """
@@ -217,7 +218,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
     ours = [row for row in rows if row["variant"] == "ours"]
     if ours:
         parts, calls = ours[-1]["parts"], ours[-1]["calls"]
-        is_good = is_good and bool(calls) and all(taken for taken, _ in calls.values())
+        is_good = is_good and any(taken for taken, _ in calls.values())
+        # Nothing calls a part of a block that has kernels itself.
+        is_good = is_good and all(taken for taken, count in calls.values() if count)
         lines.append(f"Optimised in {ours[-1]['optimise seconds']:.0f} s: {_listed(parts)}.")
         texts = {name: f"{taken} of {count}" for name, (taken, count) in calls.items()}
         lines.append(f"Calls that kernels took: {_listed(texts) or 'none'}.")

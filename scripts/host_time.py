@@ -9,9 +9,11 @@ take little more than their fixed time. Everything that the host does in a call 
 launch ends where Triton's launcher would call the driver, the allocator is that of the CPU, and the backward pass runs in the
 thread of the caller. On the host of a GPU, the driver adds some microseconds to each launch.
 
-The table has microseconds a call, the least mean of many short batches: the whole call with its backward pass, the same by
-eager mode on the same tensors, and the parts of the generated code, each measured alone. ``autograd`` is the rest of the call:
-``torch.autograd.Function``, the engine, and saved tensors. Compare columns of one machine that does nothing else.
+``launches`` counts kernels, ``calls`` the operations of torch that stay in both passes (without views and allocations), and
+``eager calls`` those of eager mode. The other columns are microseconds a call, the least mean of many short batches: the whole
+call with its backward pass, the same by eager mode on the same tensors, and the parts of the generated code, each measured
+alone. ``autograd`` is the rest of the call: ``torch.autograd.Function``, the engine, and saved tensors. Compare columns of one
+machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import pstats
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +37,7 @@ from snapshot_code import DEVICES, NO_LIMIT_SECONDS, FakeMeasurer, load
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
@@ -41,7 +45,9 @@ from mtmc_lsp.search.greedy import GreedySearch
 LARGEST = (8, 32, 128)
 """The largest sizes of a dimension that has a name: the first that the guard accepts."""
 BATCH_SECONDS, BATCHES = 0.01, 60
-COLUMNS = ("launches", "call", "eager", "guard", "forward", "backward", "launch", "autograd")
+COLUMNS = ("launches", "calls", "eager calls", "call", "eager", "guard", "forward", "backward", "launch", "autograd")
+ALLOCATIONS = frozenset("empty new_empty empty_like empty_strided new_empty_strided lift_fresh _reshape_alias".split())
+"""Operations of torch that launch nothing, besides views."""
 KEPT = (ActionKind.FUSE,)
 """Actions that the fake measurer finds faster. Others need a measurement."""
 
@@ -101,6 +107,24 @@ def least_us(run: Callable[[], Any]) -> float:
     return min(means) * 1e6
 
 
+def count_calls(run: Callable[[], Any]) -> int:
+    """The operations of torch below autograd that a call makes, without views and allocations."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    counted: list[str] = []
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.__name__.partition(".")[0]
+            if not func.is_view and name not in VIEWS | ALLOCATIONS:
+                counted.append(name)
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        run()
+    return len(counted)
+
+
 class Recorded:
     """The calls of a function of the generated code, with the arguments of the last one."""
 
@@ -126,6 +150,21 @@ class Recorded:
             return 0.0
         with torch.no_grad():
             return least_us(lambda: self.function(*self.arguments, **self.named))
+
+
+@contextmanager
+def kept_tables(module: Any) -> Iterator[None]:
+    """Let the functions for tables return what they keep: while operations are counted they would compute it again."""
+    functions = {name: each for name, each in vars(module).items() if name.endswith("_tables") and callable(each)}
+    kept = {}
+    for name, function in functions.items():
+        tables = list(getattr(module, f"_{name.upper()}").values())
+        kept[name] = function if not tables else lambda *_, tables=tables: tables[-1]
+    vars(module).update(kept)
+    try:
+        yield
+    finally:
+        vars(module).update(functions)
 
 
 def measure(captured: Capture, user: str, text: str, largest: int, *, profile: bool) -> dict[str, float]:
@@ -169,9 +208,14 @@ def measure(captured: Capture, user: str, text: str, largest: int, *, profile: b
     direct.launch = launch
     if not launches:
         return {}
-    result = {"launches": float(len(launches))}
+    result = {"launches": float(len(launches)), "eager calls": float(count_calls(runs["eager"]))}
     for part in recorded.values():
         part.restore()
+    result["calls"] = 0.0
+    with kept_tables(version), torch.no_grad():
+        for part in (recorded[name] for name in ("forward", "backward") if name in recorded):
+            if part.count:
+                result["calls"] += count_calls(lambda part=part: part.function(*part.arguments, **part.named))  # type: ignore[misc]
     result |= {part: item.us() for part, item in recorded.items()}
     result["launch"] = least_us(lambda: [launch(kernel, *arguments) for kernel, arguments in launches])
     result |= {name: least_us(run) for name, run in runs.items()}
@@ -212,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(found))
         return 0
     table: dict[str, dict[str, float]] = {}
-    print(f"{'target':40}" + "".join(f"{name:>10}" for name in COLUMNS))
+    print(f"{'target':40}" + "".join(f"{name:>12}" for name in COLUMNS))
     for path in sorted(options.graphs.glob("*.json")):
         if path.name == "failed.json" or options.filter not in path.stem:
             continue
@@ -225,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{path.stem:40}{process.stderr.strip().splitlines()[-1]}", flush=True)
             continue
         table[path.stem] = json.loads(last)
-        row = "".join(f"{table[path.stem].get(name, 0.0):10.1f}" for name in COLUMNS)
+        row = "".join(f"{table[path.stem].get(name, 0.0):12.1f}" for name in COLUMNS)
         print("\n".join([*words, f"{path.stem:40}{row}"]), flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")

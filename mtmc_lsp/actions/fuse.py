@@ -57,7 +57,9 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, form, groups_of_equal
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
+from mtmc_lsp.fusion.unit_order import parts_in_order
 from mtmc_lsp.ir.attention_mask import limited_attention_band
+from mtmc_lsp.ir.constant_tables import may_be_kept
 from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.form import working_nodes
@@ -74,7 +76,7 @@ from mtmc_lsp.schedule.configs import (
     precision_of,
 )
 from mtmc_lsp.schedule.recurrent_configs import MODES as RECURRENT_MODES
-from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.cost import ZERO
 
 ON_TENSOR_CORES = RECURRENT_MODES[:-1]
@@ -129,7 +131,7 @@ class Fuse:
                 # What failed at all sites together may still succeed at some of them.
                 must_try_separately = tuple(sorted(f.region.nodes for f in group)) in tried_together
                 actions += [
-                    _action(ir, each, situation.target)
+                    _action(ir, each, situation.target, are_first=not situation.schedule.kernels)
                     for each in ([[f] for f in group] if must_try_separately else [group])
                 ]
         return actions
@@ -208,13 +210,41 @@ def sites_of(action: MacroAction) -> list[MacroAction]:
 
 
 def _together(fusions: Sequence[Fusion], situation: Situation, ir: KernelIR) -> list[list[Fusion]]:
-    """Groups of fusions that are one step each: those of one form, and in a large target the small ones without a product."""
+    """Groups of fusions that are one step each: those of one form, and the ones without a product that pay as one step only.
+
+    These are the small ones of a large target, and the first ones in training: the captured passes have more operations than
+    eager mode, whose losses and norms have their own backward operations, so that few kernels alone make a call slower.
+    """
     groups = groups_of_equal(fusions, lambda fusion: _form(ir, fusion))
-    least = SMALL * situation.present.us
-    small = [group for group in groups if len(group) == 1 and _is_small(group[0], least)]
-    if len(small) < MANY:
+    least, fewest = SMALL * situation.present.us, MANY
+    if ir.graph.backward is not None and not situation.schedule.kernels:
+        joined, fewest = _compatible(groups, situation.schedule, ir), 2
+    else:
+        joined = [group for group in groups if len(group) == 1 and _is_small(group[0], least)]
+    if len(joined) < fewest:
         return groups
-    return [*(group for group in groups if group not in small), [fusion for group in small for fusion in group]]
+    return [*(group for group in groups if group not in joined), [fusion for group in joined for fusion in group]]
+
+
+def _compatible(groups: Sequence[list[Fusion]], schedule: Schedule, ir: KernelIR) -> list[list[Fusion]]:
+    """The groups without a product whose kernels can all run, in some order; those that save most come first.
+
+    What a launcher keeps from call to call needs no kernel.
+    """
+    named = ir.graph.named
+    sources = {name: [ref.name for ref in node.inputs() if ref.name in named] for name, node in named.items()}
+    kept, chosen = may_be_kept(ir.graph), list[list[Fusion]]()
+    for group in sorted(groups, key=lambda each: -sum(fusion.saved_us for fusion in each)):
+        if is_product(group[0].region) or any(kept.issuperset(fusion.region.nodes) for fusion in group):
+            continue
+        larger, can_run = schedule, True
+        for fusion in group:
+            can_run = can_run and len(parts_in_order(sources, larger, fusion.nodes)) == 1
+            larger = larger.with_kernel(KernelPlan(fusion.region.nodes, fusion.config))
+        if can_run:
+            schedule = larger
+            chosen.append(group)
+    return chosen
 
 
 def _is_small(fusion: Fusion, least_us: float) -> bool:
@@ -225,8 +255,12 @@ def _form(ir: KernelIR, fusion: Fusion) -> Hashable:
     return form(ir.graph, fusion.region.nodes), fusion.region.kind, precision_of(fusion.config)
 
 
-def _action(ir: KernelIR, group: Sequence[Fusion], target: str) -> MacroAction:
-    """The action for fusions of one form; each becomes a separate kernel."""
+def _action(ir: KernelIR, group: Sequence[Fusion], target: str, *, are_first: bool) -> MacroAction:
+    """The action for fusions of one form; each becomes a separate kernel.
+
+    Args:
+        are_first: whether the schedule has no kernels yet.
+    """
     action = _single(ir, group[0], target)
     if len(group) == 1:
         return action
@@ -239,9 +273,14 @@ def _action(ir: KernelIR, group: Sequence[Fusion], target: str) -> MacroAction:
     title = action.text
     if len({_form(ir, fusion) for fusion in group}) > 1:
         working = [name for fusion in ordered for name in fusion.region.nodes]
-        title = f"Fuse small groups of {operation_names(ir, working)}"
-        why = "Each group of operations becomes one kernel. Each gain is small, so all of them are one step"
-        action = replace(action, rationale=f"{why}.")
+        size, why = "small groups", "Each gain is small, so all of them are one step"
+        if ir.graph.backward is not None and are_first:
+            size, why = (
+                "groups",
+                "A call with its backward pass may be faster with all of them only, so they are one step",
+            )
+        title = f"Fuse {size} of {operation_names(ir, working)}"
+        action = replace(action, rationale=f"Each group of operations becomes one kernel. {why}.")
     else:
         action = replace(action, rationale=f"The same code occurs at {len(group)} places. {action.rationale}")
     return replace(

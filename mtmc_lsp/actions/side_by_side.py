@@ -25,7 +25,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.primitives import KernelIR, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, KernelConfig, MatmulConfig, TileConfig
-from mtmc_lsp.schedule.launch_units import Unit, launches
+from mtmc_lsp.schedule.launch_units import Unit, launches, read_nodes
 from mtmc_lsp.schedule.schedule import MOST_BESIDE, Schedule
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
 
@@ -161,9 +161,8 @@ class _Order:
         for i, launch in enumerate(all_launches):
             # Launches are in topological order.
             names = {name for unit in launch for name in unit.computed}
-            sources = {
-                launch_of[ref.name] for name in names for ref in named[name].inputs() if ref.name in launch_of
-            } - {i}
+            read = {name for unit in launch for name in read_nodes(ir, unit)}
+            sources = {launch_of[name] for name in read if name in launch_of} - {i}
             if any(named[name].draws for name in names):
                 sources |= {drawn - 1} if drawn else set()
                 drawn = i + 1

@@ -11,6 +11,8 @@ from mtmc_lsp.core.sizes import Size
 DROPOUTS = frozenset("dropout native_dropout feature_dropout alpha_dropout".split())
 VIEWS_OF_SHAPES = frozenset("view reshape _unsafe_view expand squeeze alias detach contiguous to _to_copy".split())
 """Operations that change nothing if the shape, dtype and strides stay."""
+SAME_MEMORY = frozenset("view reshape _unsafe_view expand squeeze alias detach slice permute transpose t".split())
+"""Operations that never copy a tensor whose shape and strides they keep."""
 
 
 def constant_number(value: Argument) -> float | None:
@@ -63,3 +65,27 @@ def permutation(node: Node) -> list[int] | None:
 def _is_inactive_dropout(node: Node) -> bool:
     train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
     return train is False or (len(node.args) > 1 and constant_number(node.args[1]) == 0)
+
+
+def earlier_tensor(graph: Graph, ref: Ref) -> Ref:
+    """The first value that is this tensor: with the same memory, shape and strides. It is the value itself if no other is.
+
+    A transposition of a transposition is the tensor before both, and a view that changes nothing is its operand.
+    """
+    node = graph.named.get(ref.name)
+    if node is None or not node.args or node.op.split(".")[1] not in SAME_MEMORY or len(node.outputs) != 1:
+        return ref
+    source = node.args[0]
+    if not isinstance(source, Ref):
+        return ref
+    if is_neutral(graph, node):
+        return earlier_tensor(graph, source)
+    inner = graph.named.get(earlier_tensor(graph, source).name)
+    if inner is None or inner.op.split(".")[1] not in SAME_MEMORY or not inner.args:
+        return ref
+    before, outer_order, inner_order = inner.args[0], permutation(node), permutation(inner)
+    if not isinstance(before, Ref) or outer_order is None or inner_order is None:
+        return ref
+    if graph.type_of(before) != node.type or [inner_order[i] for i in outer_order] != list(range(len(outer_order))):
+        return ref
+    return earlier_tensor(graph, before)

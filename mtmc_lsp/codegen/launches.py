@@ -92,6 +92,8 @@ def write_launches(
             if node.row_loop is None:
                 launcher.torch_call(node)
                 continue
+            for ref in node.inputs():
+                launcher.find(ref)
             body = LoopBody.of(node, launcher, loop_kernels, f"{base}_chunk")
             written = write_launches(body.ir, body.units, body.launcher, names, shared, base, lines, device)
             body.return_early()
@@ -128,6 +130,8 @@ def write_launches(
         kernels += written
         names.written(key, written[drafts.index(main)].name, [kernel.name for kernel in written])
     launcher.done |= {name for each in launched for name in each.nodes}
+    for ref in ir.graph.outputs:
+        launcher.find(ref)
     return kernels
 
 

@@ -27,7 +27,8 @@ def used_outside(ir: KernelIR, nodes: Iterable[str]) -> tuple[Ref, ...]:
 def needed_primitives(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Primitives of the region that ``roots`` need, and the primitives that they load from outside.
 
-    Positions, and views of them, are index arithmetic: each kernel computes those that it needs.
+    Positions, and views of them, are index arithmetic: each kernel computes those that it needs. So is a number in a tensor
+    without dimensions.
     """
     needed: set[str] = set()
     outside: set[str] = set()
@@ -37,7 +38,7 @@ def needed_primitives(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple
         if name in needed or name in outside:
             continue
         prim = ir.prims[name]
-        if prim.op is PrimOp.INPUT or (prim.origin not in chosen and not _is_positions(ir.prims, name)):
+        if prim.op is PrimOp.INPUT or (prim.origin not in chosen and not _is_in_no_memory(ir.prims, name)):
             outside.add(name)
             continue
         needed.add(name)
@@ -46,10 +47,12 @@ def needed_primitives(ir: KernelIR, chosen: set[str], roots: list[str]) -> tuple
     return tuple(sorted(needed, key=position.__getitem__)), tuple(sorted(outside, key=position.__getitem__))
 
 
-def _is_positions(prims: Mapping[str, Prim], name: str) -> bool:
+def _is_in_no_memory(prims: Mapping[str, Prim], name: str) -> bool:
     while prims[name].op in (PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.PERMUTE):
         name = prims[name].inputs[0]
-    return prims[name].op is PrimOp.IOTA
+    prim = prims[name]
+    is_number = prim.op is PrimOp.CONSTANT and not prim.shape and isinstance(prim.attrs["value"], (bool, int, float))
+    return prim.op is PrimOp.IOTA or is_number
 
 
 def is_in_memory(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:

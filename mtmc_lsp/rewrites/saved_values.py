@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from mtmc_lsp.capture.neutral_operations import earlier_tensor
 from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
 from mtmc_lsp.ir.lower import GraphBox, lower
@@ -182,7 +183,8 @@ def _split(box: GraphBox) -> Passes:
         renamed[ref] = Ref(name)
         saved_inputs.append(GraphInput(name, name, InputKind.ARGUMENT, graph.type_of(ref)))
     new_outputs = [ref for ref in of_forward if ref not in graph.forward_outputs]
-    gradient_of = {ref.name: f"grad_{name}" for ref, name in zip(gradients, graph.backward.gradients, strict=True)}
+    named = zip(gradients, graph.backward.gradients, strict=True)
+    gradient_of = {earlier_tensor(graph, ref).name: f"grad_{name}" for ref, name in named}
     results = graph.forward_outputs
     names = {ref.name: "out" if len(results) == 1 else f"out_{i}" for i, ref in enumerate(results)}
     names |= {ref.name: graph.node(ref.name).word for ref in new_outputs}

@@ -7,11 +7,16 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mtmc_lsp.capture.neutral_operations import earlier_tensor
+from mtmc_lsp.core.graph import Graph, Ref
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.known_regions import known_region
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region
+from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region, RegionKind
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+
+LOADS_ITS_INPUTS = (RegionKind.MAP, RegionKind.REDUCE, RegionKind.SCAN, RegionKind.MATMUL)
+"""Kernels that read nothing but the inputs of their region."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +125,45 @@ def _grouped_by_launch(live_units: Sequence[Unit], schedule: Schedule) -> list[l
     return ordered
 
 
+def read_nodes(ir: KernelIR, unit: Unit) -> set[str]:
+    """The nodes whose values a unit reads.
+
+    A kernel reads the operand of a copy or of a view that changes nothing, not its result, and no positions, which it computes.
+    """
+    graph = ir.graph
+    if unit.region is None or unit.region.kind not in LOADS_ITS_INPUTS or unit.region.parts:
+        refs = {ref for name in unit.computed for ref in graph.node(name).inputs()}
+        if unit.plan is None:
+            refs = {earlier_tensor(graph, ref) for ref in refs}
+        return {ref.name for ref in refs} - set(unit.computed)
+    return {ir.prims[name].origin for name in unit.region.inputs} - set(unit.computed)
+
+
 def _sources(ir: KernelIR, unit: Unit) -> set[str]:
+    """The nodes that must be computed before a unit, if they are computed at all."""
     nodes = ir.graph.named
-    return {ref.name for name in unit.computed for ref in nodes[name].inputs()} - set(unit.computed)
+    operands = {ref.name for name in unit.computed for ref in nodes[name].inputs()}
+    return (operands | read_nodes(ir, unit)) - set(unit.computed)
+
+
+def _returned(graph: Graph) -> set[Ref]:
+    """The values that a launcher returns, each as the first value that is the same tensor.
+
+    An input, or a tensor that is returned already, is returned as a view, as in eager mode.
+    """
+    returned = set(graph.outputs)
+    for ref in graph.outputs:
+        earlier = earlier_tensor(graph, ref)
+        if earlier not in returned and earlier.name in graph.named:
+            returned = returned - {ref} | {earlier}
+    return returned
 
 
 def _live_nodes(ir: KernelIR, unit_of: dict[str, Unit]) -> set[str]:
-    """Nodes that are returned, mutate an input or draw random numbers, and their transitive operands."""
+    """Nodes that are returned, mutate an input or draw random numbers, and the nodes that they read."""
     graph = ir.graph
     nodes = graph.named
-    pending = [ref.name for ref in graph.outputs] + [mutation.value.name for mutation in graph.mutations]
+    pending = [ref.name for ref in _returned(graph)] + [mutation.value.name for mutation in graph.mutations]
     pending += [node.name for node in graph.nodes if node.draws]
     live: set[str] = set()
     while pending:
@@ -138,5 +172,5 @@ def _live_nodes(ir: KernelIR, unit_of: dict[str, Unit]) -> set[str]:
             continue
         unit = unit_of[name]
         live |= set(unit.nodes)
-        pending += _sources(ir, unit)
+        pending += read_nodes(ir, unit)
     return live

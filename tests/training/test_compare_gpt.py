@@ -52,6 +52,14 @@ def test_a_kernel_that_never_ran_is_not_a_comparison() -> None:
     rows = [row("eager", [3.0]), row("ours", [3.0], calls={"gated": [4, 4], "rotated": [0, 8]})]
     assert not compare_gpt.summary(rows)[1]
     assert not compare_gpt.summary([row("eager", [3.0]), row("ours", [3.0], calls={})])[1]
+    assert not compare_gpt.summary([row("eager", [3.0]), row("ours", [3.0], calls={"gated": [0, 0]})])[1]
+
+
+def test_a_part_inside_a_block_with_kernels_need_not_be_called() -> None:
+    rows = [row("eager", [3.0]), row("ours", [3.0], calls={"Block": [8, 8], "gated": [0, 0]})]
+    text, is_good = compare_gpt.summary(rows)
+    assert is_good
+    assert "Calls that kernels took: Block 8 of 8, gated 0 of 0." in text
 
 
 def test_a_part_is_described_by_its_status_and_speedup() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.actions.fuse import sites
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.protocols import State
@@ -49,15 +50,22 @@ def test_nodes_are_divided_at_the_kernels_that_must_run_between_them(
     assert parts_in_order(SOURCES, schedule, frozenset(nodes)) == [frozenset(part) for part in parts]
 
 
-def test_each_proposed_kernel_can_run_in_some_order(checker: Checker) -> None:
+@pytest.mark.parametrize("is_together", [True, False], ids=["together", "one by one"])
+def test_each_proposed_kernel_can_run_in_some_order(checker: Checker, is_together: bool) -> None:
     capture = checker.capture(HEAD + TARGETS["clip"])
     device = planning_model(("sm_90",))
     coder, planner = BuiltinCoder(device), RooflinePlanner()
     best, steps = start(capture), list[Step]()
-    for number in range(1, 7):
+    for number in range(1, 8):
         action = planner.propose(State(capture, best, tuple(steps), device, False))
-        assert isinstance(action, MacroAction)
+        if not isinstance(action, MacroAction):
+            break
         # Raises CannotCode where two kernels depend on each other.
-        best = coder.write(capture, best, action)
-        steps.append(Step(number, action, StepStatus.ACCEPTED, "", candidate=best))
+        candidate = coder.write(capture, best, action)
+        is_kept = is_together or number > 1
+        best = candidate if is_kept else best
+        status = StepStatus.ACCEPTED if is_kept else StepStatus.FAILED
+        steps.append(Step(number, action, status, "", candidate=candidate))
+    assert len(sites(steps[0].action)) > 2
+    assert len(steps) > (1 if is_together else 4)
     assert checker.first_failure(capture, best, cases(capture)) == ""

@@ -357,11 +357,9 @@ def linear_cross_entropy_chunk(
         unsqueeze_1, ne_4, neg_1, mm, amax, log, mm, n_rows, n_cols,
         ROWS=4, BLOCK=1 << (n_cols - 1).bit_length(), num_warps=2, num_stages=2,
     )
-    permute_2 = weight.permute([1, 0])
     t = torch.t(mm)
     grad_weight.addmm_(t, x)
-    t_2 = torch.t(permute_2)
-    torch.mm(mm, t_2, out=grad_x)
+    torch.mm(mm, weight, out=grad_x)
     return row_gather
 
 
@@ -401,9 +399,7 @@ def linear_cross_entropy_forward(x, weight, target, needs_gradients=True):
     out = torch.div(total_2, to_copy)
     if not needs_gradients:
         return out
-    t = torch.t(grad_weight)
-    grad_weight_2 = t.permute([1, 0])
-    return out, grad_x, grad_weight_2
+    return out, grad_x, grad_weight
 
 
 @torch.library.custom_op(f"{__name__.replace('.', '_')}::linear_cross_entropy_forward_triton", mutates_args=())

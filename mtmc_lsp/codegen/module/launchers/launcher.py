@@ -35,6 +35,8 @@ class Launcher(LauncherMemory):
         if node.name in self._counts:
             self.register(Ref(node.name), self.input_names[self._counts[node.name].input], node.type)
             return
+        for ref in node.inputs():
+            self.find(ref)
         if node.loop is not None:
             self._torch_loop(node, node.loop)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mtmc_lsp.capture.neutral_operations import earlier_tensor
 from mtmc_lsp.codegen.kernel.kernel import Scratch
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR
 from mtmc_lsp.codegen.module.guard import bindings, size_text
@@ -117,6 +118,12 @@ class LauncherValues:
         prim = self.ir.of(ref).name
         self.holders.setdefault(prim, variable)
         self.buffers.setdefault(prim, kind)
+
+    def find(self, ref: Ref) -> None:
+        """Note the variable of a value that no statement computes, since an earlier value is the same tensor."""
+        earlier = earlier_tensor(self.ir.graph, ref)
+        if ref not in self.variables and earlier in self.variables:
+            self.register(ref, self.variables[earlier], self.ir.graph.type_of(ref))
 
     def size(self, size: Size) -> str:
         """A size as Python; each named size in it becomes a local variable."""
