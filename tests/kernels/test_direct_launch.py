@@ -82,16 +82,43 @@ def test_a_further_kernel_shares_the_helper() -> None:
         ("@triton.jit\ndef scale", '@triton.heuristics({"SHIFT": lambda a: a["x_ptr"].max()})\n@triton.jit\ndef scale'),
         ("    return out", "    print(scale_kernel)\n    return out"),
         ("    return out", "    scale_kernel.warmup\n    return out"),
-        ("x, out, x.numel(), 2.0, BLOCK=64", "*(x, out, x.numel(), 2.0), BLOCK=64"),
+        (
+            "@triton.jit\ndef scale",
+            'def of(a):\n    return size(a)\n\n\n@triton.heuristics({"SHIFT": of})\n@triton.jit\ndef scale',
+        ),
+        (
+            "@triton.jit\ndef scale",
+            'def of(a):\n    return a["x_ptr"].max()\n\n\n@triton.heuristics({"SHIFT": of})\n@triton.jit\ndef scale',
+        ),
         ("    scale_kernel[grid](x, out, x.numel(), 2.0, BLOCK=64)\n", ""),
-        ("import torch\n", "import torch as t\n"),
-        ("import torch\n", ""),
+        ("import triton\n", "import triton as t\n"),
     ],
 )
 def test_kernels_that_are_used_otherwise_stay(change: tuple[str, str]) -> None:
     changed = SCALE.replace(*change)
     assert changed != SCALE
     assert not any("scale_kernel" in item.kernel for item in proposed(changed, "direct-launch"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("x, out, x.numel(), 2.0, BLOCK=64", "*(x, out, x.numel(), 2.0), BLOCK=64"),
+        ("2.0, BLOCK=64", "2.0, **{'BLOCK': 64}"),
+        (
+            "@triton.jit\ndef scale",
+            'def of(args):\n    return args["n"] % 2\n\n\n@triton.heuristics({"SHIFT": of})\n@triton.jit\ndef scale',
+        ),
+        ("import torch\n", ""),
+        ("import torch\n", "import torch as t\n"),
+    ],
+)
+def test_launches_with_stars_named_heuristics_and_missing_imports_are_covered(change: tuple[str, str]) -> None:
+    changed = SCALE.replace(*change)
+    assert changed != SCALE
+    text = applied(changed, "direct-launch")
+    assert f"@{NAME}\n" in text
+    assert text.count("import torch\n") == 1
 
 
 def test_the_interpreter_runs_the_kernels_as_before(observe: Observing) -> None:
