@@ -153,7 +153,8 @@ class SourceOptimizer:
             is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
             if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
                 # Tuning gains most often, so it comes before the other edits where the time is short.
-                left.sort(key=lambda p: p.name != LAST)
+                # A kernel of which too few configurations can be compiled gets the edits that compile once.
+                left.sort(key=lambda p: (p.name == LAST) == self._compiles_slowly())
             if self._start is not None and self._start.is_launch_bound:
                 # An autotuner makes each launch longer, unless compiled versions are launched directly.
                 left.sort(key=lambda p: p.name not in ON_HOST)
@@ -223,10 +224,17 @@ class SourceOptimizer:
 
     def _most_configs(self) -> int:
         """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""
+        return max(LEAST_CONFIGS, min(MOST_CONFIGS, self._affordable_configs()))
+
+    def _affordable_configs(self) -> int:
         left = self._deadline - time.monotonic()
         if not self.tools.has_gpu or not self._compile_seconds:
             return MOST_CONFIGS
-        return max(LEAST_CONFIGS, min(MOST_CONFIGS, int(COMPILE_SHARE * left / self._compile_seconds)))
+        return int(COMPILE_SHARE * left / self._compile_seconds)
+
+    def _compiles_slowly(self) -> bool:
+        """Whether an autotuner cannot be compiled in the time that is left."""
+        return self._affordable_configs() < LEAST_CONFIGS
 
     # Parts -----------------------------------------------------------------------------------------------------------
 

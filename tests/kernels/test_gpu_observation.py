@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from mtmc_lsp.app.kernels import tools as tools_module
 from mtmc_lsp.app.kernels.tools import KernelTools
 from mtmc_lsp.core.errors import FailureKind, GpuInUse, MtmcError, WorkerFailed
 from mtmc_lsp.core.results import VerdictStatus
@@ -71,6 +72,34 @@ def test_what_the_interpreter_cannot_run_in_time_is_observed_on_the_gpu_alone(mo
     assert compared(before, tools.observe(VERSION, CASES)).is_correct
     assert session.interpreted == [ORIGINAL], "versions do not wait for the interpreter again"
     assert session.checked == [ORIGINAL, VERSION]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits"), [(None, [6.0, 6.0]), (100.0, [6.0, 6.0]), (20.0, [3.0, 2.5]), (2.0, [1.0, 1.0])]
+)
+def test_the_interpreter_takes_a_small_share_of_a_short_run(
+    seconds: float | None, limits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, given = [0.0], list[float]()
+
+    class Slow(Session):
+        def trace(self, text: bytes, cases: Sequence[TraceCase], *, seconds: float = 0.0, **_: Any) -> Any:
+            given.append(seconds)
+            now[0] += 0.5
+            return [CaseTrace(case) for case in cases]
+
+    monkeypatch.setattr(tools_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    session = Slow()
+    session.target.workload = session.target.observed = SimpleNamespace(
+        source=WorkloadSource.DIRECTIVE, sizes={}, arguments=()
+    )
+    monkeypatch.setattr(tools_module, "elements_of", lambda workload, sizes: 1)
+    monkeypatch.setattr(KernelTools, "has_gpu", True)
+    monkeypatch.setattr(KernelTools, "_gpu", "")
+    tools = KernelTools(cast(Any, session), **({} if seconds is None else {"seconds": seconds}))
+    tools.observe(ORIGINAL, CASES)
+    tools.work(ORIGINAL)
+    assert given == pytest.approx(limits)
 
 
 def test_a_version_that_differs_on_the_gpu_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,3 +246,13 @@ def test_where_the_host_bounds_the_calls_launches_are_made_cheaper_first() -> No
     optimizer.run()
     kinds = [step.action.params["change"] for step in optimizer.steps]
     assert kinds[0] == "autotune" and "direct-launch" not in kinds
+
+
+@pytest.mark.parametrize(("seconds_each", "first"), [(0.5, "autotune"), (9.0, "even-blocks")])
+def test_a_kernel_that_compiles_slowly_gets_edits_that_compile_once_first(seconds_each: float, first: str) -> None:
+    tools = Scripted("")
+    tools.has_gpu, tools.compile_seconds = True, seconds_each
+    optimizer = SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 30.0)
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds[0] == first and "autotune" in kinds

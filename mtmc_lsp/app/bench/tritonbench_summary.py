@@ -53,7 +53,9 @@ def cause_of(record: Mapping[str, Any]) -> str:
         return (
             "run: the launch takes most of the time" if LAUNCH_TEXT in limit else "run: the kernels are at the roofline"
         )
-    ended = "limit" in record.get("end_reason", "")
+    # A run that was cancelled at the end of its time gives no reason.
+    reason = record.get("end_reason")
+    ended = reason is not None and (not reason or "limit" in reason)
     return "run: the time ended before an edit" if ended else "run: no edit is legal"
 
 

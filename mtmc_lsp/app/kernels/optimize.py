@@ -128,7 +128,7 @@ class KernelOptimization:
         began = time.monotonic()
         opened = self.target.opened
         with self._session as session:
-            tools = KernelTools(session, fresh=self._fresh, sampling=self._sampling)
+            tools = KernelTools(session, fresh=self._fresh, sampling=self._sampling, seconds=seconds)
             self._events.on_stage("observing the kernels")
             self.traces = tuple(tools.observe(opened.text, session.cases()))
             self._is_interpreted = tools.is_interpreted
