@@ -25,10 +25,10 @@ import torch
 
 
 def work(n=3):
-    time.sleep(0.004)
+    time.sleep(0.0008)
     return torch.ones(n)
 """
-FAST = SLOW.replace("0.004", "0.001")
+FAST = SLOW.replace("0.0008", "0.0002")
 
 
 @pytest.fixture
@@ -56,6 +56,10 @@ def test_a_faster_version_is_compared_with_the_file_and_the_version_before(timed
     assert timing.rows is not None and timing.rows.method == ROW_METHOD
     assert timing.rows.speed_over("previous") is Speed.FASTER
     assert {baseline.name for baseline in timing.rows.baselines} == {"eager", "previous"}
+
+
+def test_of_long_calls_no_rows_are_timed(timed: Any) -> None:
+    assert timed(SLOW.replace("0.0008", "0.004"), SLOW.replace("0.0008", "0.002")).rows is None
 
 
 def test_a_slower_version_is_slower(timed: Any) -> None:

@@ -49,7 +49,7 @@ LONG_US = 20_000.0
 GRAPH_WORTH = 10.0
 """Contenders that are slower than the candidate by more than this are not timed from a CUDA graph: capturing and replaying the
 thousands of launches of a loop takes seconds, and no graph saves so much."""
-ROW_US, LEAST_CALLS, MOST_CALLS = 1000.0, 10, 50
+ROW_US, LEAST_CALLS, MOST_CALLS = 1000.0, 5, 50
 """Approximate length of a row of calls in microseconds, and the limits of its calls."""
 LEAST_ROWS, MOST_ROWS, ROW_SECONDS = 15, 60, 0.3
 HOST_BOUND = 0.8
