@@ -172,6 +172,9 @@ class SourceOptimizer:
                 failed.add(following.key)
             if step.status is StepStatus.ACCEPTED and step.candidate is not None:
                 current, timing = step.candidate.source.encode(), step.timing
+                if following.name in ON_HOST and timing is not None:
+                    # The GPU may take a larger share of the calls now.
+                    self._start = start_of(timing, _memory_us(facts))
         return current
 
     def facts(self, text: bytes) -> list[Facts]:
@@ -219,8 +222,7 @@ class SourceOptimizer:
                 raise
             # Each edit is timed all the same.
             timing = None
-        memory_us = sum(each.memory_us(each.least_bytes) for each in facts)
-        return start_of(timing, memory_us) if timing is not None else Start()
+        return start_of(timing, _memory_us(facts)) if timing is not None else Start()
 
     def _most_configs(self) -> int:
         """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""
@@ -316,6 +318,11 @@ def within_kernels(proposal: Proposal, facts: Sequence[Facts]) -> bool:
     """Whether a proposal edits nothing but definitions of kernels."""
     nodes = [with_decorators(each.site.kernel.node) for each in facts]
     return all(any(n.start_byte <= edit.start and edit.end <= n.end_byte + 1 for n in nodes) for edit in proposal.edits)
+
+
+def _memory_us(facts: Sequence[Facts]) -> float:
+    """Time to move the bytes that kernels must move."""
+    return sum(each.memory_us(each.least_bytes) for each in facts)
 
 
 def _known(facts: Sequence[Facts]) -> dict[tuple[str, str], KernelReport]:

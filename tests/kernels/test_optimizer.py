@@ -256,3 +256,18 @@ def test_a_kernel_that_compiles_slowly_gets_edits_that_compile_once_first(second
     optimizer.run()
     kinds = [step.action.params["change"] for step in optimizer.steps]
     assert kinds[0] == first and "autotune" in kinds
+
+
+@pytest.mark.parametrize(("graph_us", "is_tuned"), [(12.0, True), (4.0, False)])
+def test_kernels_are_tuned_once_cheaper_launches_do_not_hide_them_any_more(graph_us: float, is_tuned: bool) -> None:
+    tools = Scripted("")
+    tools.original = timing(50.0, host_us=49.0, graph_us=graph_us)
+    faster = timing(20.0, 2.5, host_us=19.0, graph_us=graph_us)
+    cast(Any, tools).time = lambda *_: replace(
+        faster, baselines=(*faster.baselines, replace(faster.baselines[0], name="previous"))
+    )
+    optimizer = on_gpu(tools)
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds[0] == "direct-launch"
+    assert ("autotune" in kinds) == is_tuned
