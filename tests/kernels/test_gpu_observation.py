@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.comparison import compared
 from mtmc_lsp.kernels.messages import VARIES, CaseTrace, Configs, Fault, FaultKind, TraceAnswer, TraceCase
+from mtmc_lsp.timing.messages import TimeAnswer
 
 ORIGINAL, VERSION = b"original", b"version"
 CASES = [TraceCase({"N": 1}), TraceCase({"N": 2}), TraceCase({"N": 3})]
@@ -206,6 +208,18 @@ def test_the_test_is_timed_where_the_kernels_do_not_accept_generated_inputs(monk
     assert cast(Any, tools.time(VERSION, ORIGINAL, 1.0, 0.0)) == "timing"
     assert timed == [generated, test, test]
     assert closed == [True], "a process that lost the GPU ends"
+
+
+def test_the_seconds_of_a_timing_tell_how_long_it_waited_and_used_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    answer = TimeAnswer(cast(Any, "timing"), (10.0, 13.0), 2.5)
+    extra: Any = session
+    extra.seconds = defaultdict(float)
+    extra.plain_worker = lambda: SimpleNamespace(call=lambda *_: answer)
+    tools = tools_of(session, monkeypatch)
+    for _ in range(2):
+        assert tools._ask(cast(Any, "request"), is_locked=True) is answer
+    assert extra.seconds == {"wait for the GPU": 5.0, "GPU alone": 1.0}
 
 
 def test_results_that_vary_from_run_to_run_certify_nothing() -> None:

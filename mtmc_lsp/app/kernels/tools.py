@@ -346,4 +346,9 @@ class KernelTools:
 
     def _ask(self, request: KernelTimeRequest, is_locked: bool) -> TimeAnswer:
         lock = None if is_locked or not self._gpu else GpuLock(self._gpu, lock_folder(self._gpu))
-        return self._session.plain_worker().call(request, TIME_SECONDS, lock)
+        answer = self._session.plain_worker().call(request, TIME_SECONDS, lock)
+        began, ended = answer.window
+        # Parts of the time that timings take.
+        self._session.seconds["wait for the GPU"] += answer.waited_seconds
+        self._session.seconds["GPU alone"] += ended - began - answer.waited_seconds
+        return answer

@@ -51,7 +51,7 @@ GRAPH_WORTH = 10.0
 thousands of launches of a loop takes seconds, and no graph saves so much."""
 ROW_US, LEAST_CALLS, MOST_CALLS = 1000.0, 5, 50
 """Approximate length of a row of calls in microseconds, and the limits of its calls."""
-LEAST_ROWS, MOST_ROWS, ROW_SECONDS = 15, 60, 0.3
+LEAST_ROWS, MOST_ROWS, ROW_SECONDS = 15, 60, 0.15
 HOST_BOUND = 0.8
 """The host bounds a row of calls if launching them takes at least this share of its time."""
 HOST_SLACK, MAX_AHEAD_US = 3.0, 1000.0
