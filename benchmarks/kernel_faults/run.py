@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kernel_faults.run --out FILE [--jobs N] [--every N]``: `mtmc repair` on faults and sound kernels.
+"""``python -m benchmarks.kernel_faults.run --out FILE [--jobs N] [--every N] [--table T]``: `mtmc repair` on planted faults.
 
 A fault counts as detected if a case or a static check shows it, and as repaired if the repaired file is verified against the
 reference with at most five changed lines.
