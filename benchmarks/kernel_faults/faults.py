@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.kernel_faults.first_faults import FIRST_FAULTS
+from benchmarks.kernel_faults.fourth_faults import FOURTH_FAULTS
 from benchmarks.kernel_faults.kernels import source
 from benchmarks.kernel_faults.second_faults import SECOND_FAULTS
 from benchmarks.kernel_faults.third_faults import THIRD_FAULTS
@@ -37,7 +38,12 @@ def planted(table: Iterable[Sequence[str]]) -> tuple[Planted, ...]:
     )
 
 
-TABLES = {"first": planted(FIRST_FAULTS), "second": planted(SECOND_FAULTS), "third": planted(THIRD_FAULTS)}
+TABLES = {
+    "first": planted(FIRST_FAULTS),
+    "second": planted(SECOND_FAULTS),
+    "third": planted(THIRD_FAULTS),
+    "fourth": planted(FOURTH_FAULTS),
+}
 """The faults by the group of their kernels."""
 FAULTS = tuple(fault for table in TABLES.values() for fault in table)
-"""81 faults in 25 kernels."""
+"""97 faults in 25 kernels."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.kernel_faults.run --out FILE [--jobs N] [--every N]``: `mtmc repair` on faults and sound kernels.
+"""``python -m benchmarks.kernel_faults.run --out FILE [--jobs N] [--every N] [--table T]``: `mtmc repair` on planted faults.
 
 A fault counts as detected if a case or a static check shows it, and as repaired if the repaired file is verified against the
 reference with at most five changed lines.
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernel_faults.faults import FAULTS
+from benchmarks.kernel_faults.faults import FAULTS, TABLES
 from benchmarks.kernel_faults.kernels import KERNELS, source
 from mtmc_lsp.app.kernels.opening import open_kernel
 from mtmc_lsp.app.kernels.repair import repair_kernel
@@ -69,13 +69,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help="part of a fault's or kernel's name")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--table", choices=TABLES, help="one group of faults, without the sound kernels")
     parser.add_argument("--jobs", type=int, default=1, help="files at a time")
     options = parser.parse_args()
     only, commit = options.only, current_build().commit
-    files = [("sound", kernel, source(kernel)) for kernel in KERNELS if only in kernel]
+    files = [("sound", kernel, source(kernel)) for kernel in KERNELS if only in kernel and not options.table]
     files += [
         (fault.name, fault.kernel, fault.text)
-        for fault in FAULTS[:: options.every]
+        for fault in (TABLES[options.table] if options.table else FAULTS)[:: options.every]
         if only in fault.name or only in ("", fault.kernel)
     ]
     results: list[dict[str, Any]] = []

@@ -189,6 +189,9 @@ class Timing:
     """Time of the measurement, in seconds since the epoch."""
     cached: bool = False
     """Whether the result comes from the timing cache (same sources, inputs, GPU, driver and versions)."""
+    rows: Timing | None = None
+    """The same comparison by rows of calls without a wait between them, where the host bounds these: the time per call. Before a
+    single call the GPU is busy, which hides the host's time. ``None`` if it was not measured, or the GPU bounds rows, too."""
 
     @property
     def spread(self) -> float:

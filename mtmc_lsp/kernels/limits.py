@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmc_lsp.core.results import Timing
+from mtmc_lsp.core.results import Speed, Timing
 from mtmc_lsp.kernels.refusals import takes_the_launch
 
 WITHIN_KERNELS = frozenset(
@@ -61,7 +61,20 @@ class Start:
 
 def start_of(timing: Timing, memory_us: float) -> Start:
     """What a time of the file as it stands tells."""
-    return Start(limit_of(timing, memory_us), takes_the_launch(timing))
+    return Start(limit_of(timing, memory_us), takes_the_launch(timing) or timing.rows is not None)
+
+
+def decisive(timing: Timing, rival: str) -> Timing | None:
+    """The comparison that shows a version to be faster than a rival, by single calls or by rows of calls; None if it is not.
+
+    Single calls show what the GPU does, since it is busy until the host has launched them. Rows show what the host does. A
+    version must be faster by one of them, and slower by none.
+    """
+    judged = [timing, timing.rows] if timing.rows is not None else [timing]
+    speeds = [each.speed_over(rival) for each in judged]
+    if Speed.SLOWER in speeds:
+        return None
+    return next((each for each, speed in zip(judged, speeds, strict=True) if speed is Speed.FASTER), None)
 
 
 def limit_of(timing: Timing, memory_us: float) -> Limit | None:

@@ -204,6 +204,10 @@ class ProgramRequest(Request[ProgramAnswer], command="kernels.program"):
     path: str
 
 
+ROW_METHOD = "CUDA events around rows of calls, contenders interleaved in random order, medians per call"
+"""How calls that the host bounds are timed besides single calls."""
+
+
 @dataclass(frozen=True)
 class KernelTimeRequest(Request[TimeAnswer], command="kernels.time"):
     """Time a version of a file's kernels against the file as it stands, and against the version before."""

@@ -12,13 +12,13 @@ from typing import Protocol
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, MtmcError
-from mtmc_lsp.core.results import CompileReport, KernelReport, Ratio, Speed, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import CompileReport, KernelReport, Ratio, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import ORIGINAL, Candidate, Step, StepStatus
 from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.comparison import compared, worse
-from mtmc_lsp.kernels.limits import Start, start_of
+from mtmc_lsp.kernels.limits import ON_HOST, Start, decisive, start_of
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 from mtmc_lsp.kernels.refusals import takes_the_launch
 from mtmc_lsp.kernels.repairs.site import sites_of
@@ -29,6 +29,7 @@ MOST_STEPS_TRIED = 24
 COMPILE_SHARE, LEAST_CONFIGS = 0.6, 4
 """Share of the time for compiling configurations, several at a time, each for two kinds of inputs."""
 LAUNCH_BOUND = "the launch takes most of it"
+IN_ROWS = " in rows of calls, which the host bounds"
 TUNING_SHARE = 0.4
 """Share of the time after which autotuners are tried before other edits."""
 SHORT_SECONDS = 40.0
@@ -152,7 +153,11 @@ class SourceOptimizer:
             is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
             if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
                 # Tuning gains most often, so it comes before the other edits where the time is short.
-                left.sort(key=lambda p: p.name != LAST)
+                # A kernel of which too few configurations can be compiled gets the edits that compile once.
+                left.sort(key=lambda p: (p.name == LAST) == self._compiles_slowly())
+            if self._start is not None and self._start.is_launch_bound:
+                # An autotuner makes each launch longer, unless compiled versions are launched directly.
+                left.sort(key=lambda p: p.name not in ON_HOST)
             following = next(iter(left), None)
             if following is None:
                 self.end_reason = "no further edit is legal and promises a gain"
@@ -167,6 +172,9 @@ class SourceOptimizer:
                 failed.add(following.key)
             if step.status is StepStatus.ACCEPTED and step.candidate is not None:
                 current, timing = step.candidate.source.encode(), step.timing
+                if following.name in ON_HOST and timing is not None:
+                    # The GPU may take a larger share of the calls now.
+                    self._start = start_of(timing, _memory_us(facts))
         return current
 
     def facts(self, text: bytes) -> list[Facts]:
@@ -214,15 +222,21 @@ class SourceOptimizer:
                 raise
             # Each edit is timed all the same.
             timing = None
-        memory_us = sum(each.memory_us(each.least_bytes) for each in facts)
-        return start_of(timing, memory_us) if timing is not None else Start()
+        return start_of(timing, _memory_us(facts)) if timing is not None else Start()
 
     def _most_configs(self) -> int:
         """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""
+        return max(LEAST_CONFIGS, min(MOST_CONFIGS, self._affordable_configs()))
+
+    def _affordable_configs(self) -> int:
         left = self._deadline - time.monotonic()
         if not self.tools.has_gpu or not self._compile_seconds:
             return MOST_CONFIGS
-        return max(LEAST_CONFIGS, min(MOST_CONFIGS, int(COMPILE_SHARE * left / self._compile_seconds)))
+        return int(COMPILE_SHARE * left / self._compile_seconds)
+
+    def _compiles_slowly(self) -> bool:
+        """Whether an autotuner cannot be compiled in the time that is left."""
+        return self._affordable_configs() < LEAST_CONFIGS
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
@@ -288,15 +302,16 @@ class SourceOptimizer:
             reason = "verified and compiled; not timed, because there is no GPU"
             return replace(step, status=StepStatus.ACCEPTED, reason=reason)
         rival = "previous" if previous is not None else "eager"
-        speed, ratio = timing.speed_over(rival), timing.against(rival)
-        if speed is Speed.FASTER and ratio is not None:
+        judged = decisive(timing, rival)
+        ratio = judged.against(rival) if judged is not None else None
+        if judged is not None and ratio is not None:
             # Most versions are not faster, so the other configurations run only now.
             others = compared(self.traces, self.tools.observe_configurations(text, self.cases))
             if others.status is VerdictStatus.INCORRECT:
                 return replace(step, verdict=others, reason=others.reason)
-            reason = f"{ratio.ratio:.2f}x as fast as before"
-            return replace(step, status=StepStatus.ACCEPTED, timing=timing, reason=reason)
-        return replace(step, status=StepStatus.REJECTED, timing=timing, reason=_slower(timing, ratio))
+            reason = f"{ratio.ratio:.2f}x as fast as before" + ("" if judged is timing else IN_ROWS)
+            return replace(step, status=StepStatus.ACCEPTED, timing=judged, reason=reason)
+        return replace(step, status=StepStatus.REJECTED, timing=timing, reason=_slower(timing, rival))
 
 
 def within_kernels(proposal: Proposal, facts: Sequence[Facts]) -> bool:
@@ -305,16 +320,29 @@ def within_kernels(proposal: Proposal, facts: Sequence[Facts]) -> bool:
     return all(any(n.start_byte <= edit.start and edit.end <= n.end_byte + 1 for n in nodes) for edit in proposal.edits)
 
 
+def _memory_us(facts: Sequence[Facts]) -> float:
+    """Time to move the bytes that kernels must move."""
+    return sum(each.memory_us(each.least_bytes) for each in facts)
+
+
 def _known(facts: Sequence[Facts]) -> dict[tuple[str, str], KernelReport]:
     return {(report.kernel, report.arch): report for each in facts for report in each.reports}
 
 
-def _slower(timing: Timing, ratio: Ratio | None) -> str:
+def _slower(timing: Timing, rival: str) -> str:
     """Why a version is rejected by its time, with the numbers."""
+    ratio = timing.against(rival)
     if ratio is None:
         return "it is not faster than before"
-    times = f"{timing.median_us:.1f} us, {ratio.ratio:.2f}x as fast ({ratio.low:.2f}x to {ratio.high:.2f}x)"
-    return f"it is not faster than before: {times}" + (f", and {LAUNCH_BOUND}" if takes_the_launch(timing) else "")
+    reason = f"it is not faster than before: {_times(timing, ratio)}"
+    in_rows = timing.rows.against(rival) if timing.rows is not None else None
+    if timing.rows is not None and in_rows is not None:
+        reason += f"; {_times(timing.rows, in_rows)}{IN_ROWS}"
+    return reason + (f", and {LAUNCH_BOUND}" if takes_the_launch(timing) else "")
+
+
+def _times(timing: Timing, ratio: Ratio) -> str:
+    return f"{timing.median_us:.1f} us, {ratio.ratio:.2f}x as fast ({ratio.low:.2f}x to {ratio.high:.2f}x)"
 
 
 def _action(proposal: Proposal) -> MacroAction:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from mtmc_lsp.kernels.worker.time_command import REPEAT_MS, WARMUP_MS, recording_launches, short_benchmarks
-from mtmc_lsp.process.worker.kernel_compilation import compile_ahead
+from mtmc_lsp.process.worker import kernel_compilation
+from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared
+from tests.codegen.noted_launches import note_launches
 
 
 def double_kernel(x_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -104,3 +110,47 @@ def test_a_repeated_launch_of_an_autotuner_measures_nothing_while_it_is_compiled
     compile_ahead(lambda: [launch() for launch in launches])
     assert [kwargs["warmup"] for kwargs in compiled] == [True, True, True]
     assert not kernel.cache, "no configuration was chosen by launches that did not run"
+
+
+def copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_launchers_are_built_with_the_kernels_while_others_use_the_gpu(
+    is_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches, shared, built = note_launches(monkeypatch), [True], list[tuple[bool, str]]()
+    launcher = driver.active.launcher_cls
+
+    def build(source: Any, metadata: Any) -> Any:
+        built.append((shared[0], str(source.signature)))
+        return launcher(source, metadata)
+
+    @contextlib.contextmanager
+    def unshared() -> Iterator[None]:
+        shared[0] = False
+        yield
+        shared[0] = True
+
+    monkeypatch.setattr(driver.active, "launcher_cls", build)
+    monkeypatch.setattr(kernel_compilation, "unshared", unshared)
+    kernel = triton.jit(copy_kernel)
+    x, y = torch.ones(64), torch.ones(64, dtype=torch.float16)
+
+    def call() -> None:
+        for tensor in (x, y):
+            for block in (16, 32):
+                kernel[(1,)](tensor, torch.empty_like(tensor), 50, BLOCK=block)
+
+    if is_ahead:
+        compile_ahead(call)
+        assert not launches
+        assert [is_shared for is_shared, _ in built] == [False, False]
+        assert len({signature for _, signature in built}) == 2
+    else:
+        with compiling_unshared():
+            call()
+        # Each kernel asks for its launcher again when it is launched, which finds it in the cache.
+        assert [is_shared for is_shared, _ in built] == [False, True] * 4

@@ -60,7 +60,7 @@ def test_decorators_are_the_only_change_but_for_the_helper() -> None:
     assert text.count(f"@{NAME}\n@triton.jit\ndef ") == 2 and text.count(f"class {NAME}:\n") == 1
     assert f"\n\n\nclass {NAME}:\n" in text
     assert text.index(f"class {NAME}") < text.index("# one block of a vector\n")
-    assert "\n        )\n\n\n# one block" in text
+    assert "\n        return compiled\n\n\n# one block" in text
     assert proposed(text, "direct-launch") == []
     first = applied(SCALE.replace("# one block of a vector\n", ""), "direct-launch")
     assert first.index(f"class {NAME}") < first.index(f"@{NAME}\n@triton.jit\ndef ")
@@ -82,16 +82,43 @@ def test_a_further_kernel_shares_the_helper() -> None:
         ("@triton.jit\ndef scale", '@triton.heuristics({"SHIFT": lambda a: a["x_ptr"].max()})\n@triton.jit\ndef scale'),
         ("    return out", "    print(scale_kernel)\n    return out"),
         ("    return out", "    scale_kernel.warmup\n    return out"),
-        ("x, out, x.numel(), 2.0, BLOCK=64", "*(x, out, x.numel(), 2.0), BLOCK=64"),
+        (
+            "@triton.jit\ndef scale",
+            'def of(a):\n    return size(a)\n\n\n@triton.heuristics({"SHIFT": of})\n@triton.jit\ndef scale',
+        ),
+        (
+            "@triton.jit\ndef scale",
+            'def of(a):\n    return a["x_ptr"].max()\n\n\n@triton.heuristics({"SHIFT": of})\n@triton.jit\ndef scale',
+        ),
         ("    scale_kernel[grid](x, out, x.numel(), 2.0, BLOCK=64)\n", ""),
-        ("import torch\n", "import torch as t\n"),
-        ("import torch\n", ""),
+        ("import triton\n", "import triton as t\n"),
     ],
 )
 def test_kernels_that_are_used_otherwise_stay(change: tuple[str, str]) -> None:
     changed = SCALE.replace(*change)
     assert changed != SCALE
     assert not any("scale_kernel" in item.kernel for item in proposed(changed, "direct-launch"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("x, out, x.numel(), 2.0, BLOCK=64", "*(x, out, x.numel(), 2.0), BLOCK=64"),
+        ("2.0, BLOCK=64", "2.0, **{'BLOCK': 64}"),
+        (
+            "@triton.jit\ndef scale",
+            'def of(args):\n    return args["n"] % 2\n\n\n@triton.heuristics({"SHIFT": of})\n@triton.jit\ndef scale',
+        ),
+        ("import torch\n", ""),
+        ("import torch\n", "import torch as t\n"),
+    ],
+)
+def test_launches_with_stars_named_heuristics_and_missing_imports_are_covered(change: tuple[str, str]) -> None:
+    changed = SCALE.replace(*change)
+    assert changed != SCALE
+    text = applied(changed, "direct-launch")
+    assert f"@{NAME}\n" in text
+    assert text.count("import torch\n") == 1
 
 
 def test_the_interpreter_runs_the_kernels_as_before(observe: Observing) -> None:
@@ -174,19 +201,70 @@ def test_what_triton_specialises_on_is_searched_again(
     assert launches[-1][2:4] == launches[-2][2:4], "Triton's version ran"
 
 
-@pytest.mark.parametrize("constant", [0.5, [1], None])
+@pytest.mark.parametrize(("constant", "searches"), [(0.5, 1), (-0.0, 1), (None, 1), ([1], 3), ((True,), 3)])
 def test_constants_that_are_no_key_are_left_to_triton(
-    constant: Any, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+    constant: Any, searches: int, monkeypatch: pytest.MonkeyPatch, module: ModuleType, launches: Launches
 ) -> None:
     calls: list[Any] = []
     compiled = object.__new__(CompiledKernel)
-    compiled.module = None
+    compiled.module, compiled._run, compiled.function, compiled.packed_metadata = None, lambda *_: None, 1, None
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: calls.append(kwargs) or compiled)
-    for _ in range(2):
+    for _ in range(3):
         launch(module.scale_kernel, SHIFT=constant)
-        if constant is None:
-            break
-    assert len(calls) == (1 if constant is None else 2)
+    assert len(calls) == searches
+    if isinstance(constant, float):
+        launch(module.scale_kernel, SHIFT=0.0)
+        assert len(calls) == 2, "0.0 and -0.0 are different constants"
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that claims to be on a GPU."""
+
+    def get_device(self) -> int:
+        return 0
+
+
+def test_addresses_reach_the_driver_as_numbers_which_it_need_not_check(module: ModuleType, launches: Launches) -> None:
+    x = torch.ones(64).as_subclass(OnGpu)
+    for _ in range(2):
+        launch(module.scale_kernel, x=x)
+        module.other_kernel[(2,)](x, 50, 32)
+    assert launches.searches == 2
+    for searched, direct in zip(launches[:2], launches[2:], strict=True):
+        assert searched[4][0] is x and direct[4][0] == x.data_ptr()
+        assert searched[:4] == direct[:4] and searched[4][2:] == direct[4][2:]
+    launch(module.scale_kernel)
+    assert launches.searches == 3 and isinstance(launches[-1][4][0], torch.Tensor), "memory of the host is checked"
+
+
+def test_a_global_variable_that_changes_is_left_to_triton(tmp_path: Path, launches: Launches) -> None:
+    text = SCALE.replace("@triton.jit\ndef scale", "TWO: tl.constexpr = tl.constexpr(2)\n\n\n@triton.jit\ndef scale")
+    text = applied(text.replace("x * scale + SHIFT", "x * scale + SHIFT * TWO"), "direct-launch")
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    module: Any = load_user_module(str(path), text, f"globals_{tmp_path.name.replace('-', '_')}")
+    for _ in range(3):
+        launch(module.scale_kernel)
+    assert module.scale_kernel.kernel.used_global_vals and launches.searches == 1
+    module.TWO = triton.language.constexpr(3)
+    with pytest.raises(RuntimeError, match="TWO has changed"):
+        launch(module.scale_kernel)
+
+
+def test_hooks_of_launches_are_respected(module: ModuleType, launches: Launches) -> None:
+    if not hasattr(triton.knobs.runtime.launch_enter_hook, "add"):
+        pytest.skip("this version of Triton keeps one hook, which is a setting")
+    for _ in range(2):
+        launch(module.scale_kernel)
+    seen: list[Any] = []
+    triton.knobs.runtime.launch_enter_hook.add(seen.append)
+    try:
+        launch(module.scale_kernel)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(seen.append)
+    assert len(seen) == 1
+    launch(module.scale_kernel)
+    assert (len(seen), launches.searches) == (1, 2)
 
 
 def test_settings_of_triton_and_hooks_are_respected(module: ModuleType, launches: Launches) -> None:
@@ -268,7 +346,7 @@ def test_configurations_with_hooks_are_left_to_triton(tuned: Any, launches: Laun
     assert not again.is_direct
     for _ in range(2):
         again[(1,)](torch.ones(4), torch.ones(64), 65, 2.0)
-    assert launches.searches > 2 and not again.versions
+    assert launches.searches > 2 and not again.forms
 
 
 def test_a_version_that_one_configuration_gave_is_forgotten(tuned: Any, launches: Launches) -> None:
@@ -278,8 +356,8 @@ def test_a_version_that_one_configuration_gave_is_forgotten(tuned: Any, launches
     assert [*autotuners(module)] == ["kernel"]
     with only_config([module], 0):
         tuned[(1,)](torch.ones(4), torch.ones(64), 65, 2.0)
-        assert len(tuned.versions) == 1
-    assert not tuned.versions
+        assert len(tuned.forms) == 1
+    assert not tuned.forms
 
 
 FURTHER = {
@@ -302,16 +380,15 @@ def test_a_direct_launch_is_never_of_another_version_than_tritons(
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         compiled = object.__new__(CompiledKernel)
-        compiled.module = None
+        compiled.module = compiled.function = compiled.packed_metadata = None
         compiled.version = version(*arguments, **named)[0]
+        compiled._run = lambda *given: launched.append((compiled, given[9:]))
         return compiled
 
     launched: list[Any] = []
     monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(
-        CompiledKernel, "__getitem__", lambda compiled, grid: lambda *a, **k: launched.append((compiled, a))
-    )
-    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda device: 0))
+    gpu = SimpleNamespace(get_current_stream=lambda device: 0, get_current_device=lambda: 0)
+    monkeypatch.setattr(driver, "_active", gpu)
     memory = torch.zeros(1024, dtype=torch.uint8)
     for call in calls * 2:
         x, out = (

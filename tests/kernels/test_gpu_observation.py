@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -10,12 +11,14 @@ from typing import Any, cast
 
 import pytest
 
+from mtmc_lsp.app.kernels import tools as tools_module
 from mtmc_lsp.app.kernels.tools import KernelTools
 from mtmc_lsp.core.errors import FailureKind, GpuInUse, MtmcError, WorkerFailed
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.comparison import compared
 from mtmc_lsp.kernels.messages import VARIES, CaseTrace, Configs, Fault, FaultKind, TraceAnswer, TraceCase
+from mtmc_lsp.timing.messages import TimeAnswer
 
 ORIGINAL, VERSION = b"original", b"version"
 CASES = [TraceCase({"N": 1}), TraceCase({"N": 2}), TraceCase({"N": 3})]
@@ -71,6 +74,34 @@ def test_what_the_interpreter_cannot_run_in_time_is_observed_on_the_gpu_alone(mo
     assert compared(before, tools.observe(VERSION, CASES)).is_correct
     assert session.interpreted == [ORIGINAL], "versions do not wait for the interpreter again"
     assert session.checked == [ORIGINAL, VERSION]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limits"), [(None, [6.0, 6.0]), (100.0, [6.0, 6.0]), (20.0, [3.0, 2.5]), (2.0, [1.0, 1.0])]
+)
+def test_the_interpreter_takes_a_small_share_of_a_short_run(
+    seconds: float | None, limits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, given = [0.0], list[float]()
+
+    class Slow(Session):
+        def trace(self, text: bytes, cases: Sequence[TraceCase], *, seconds: float = 0.0, **_: Any) -> Any:
+            given.append(seconds)
+            now[0] += 0.5
+            return [CaseTrace(case) for case in cases]
+
+    monkeypatch.setattr(tools_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    session = Slow()
+    session.target.workload = session.target.observed = SimpleNamespace(
+        source=WorkloadSource.DIRECTIVE, sizes={}, arguments=()
+    )
+    monkeypatch.setattr(tools_module, "elements_of", lambda workload, sizes: 1)
+    monkeypatch.setattr(KernelTools, "has_gpu", True)
+    monkeypatch.setattr(KernelTools, "_gpu", "")
+    tools = KernelTools(cast(Any, session), **({} if seconds is None else {"seconds": seconds}))
+    tools.observe(ORIGINAL, CASES)
+    tools.work(ORIGINAL)
+    assert given == pytest.approx(limits)
 
 
 def test_a_version_that_differs_on_the_gpu_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +208,18 @@ def test_the_test_is_timed_where_the_kernels_do_not_accept_generated_inputs(monk
     assert cast(Any, tools.time(VERSION, ORIGINAL, 1.0, 0.0)) == "timing"
     assert timed == [generated, test, test]
     assert closed == [True], "a process that lost the GPU ends"
+
+
+def test_the_seconds_of_a_timing_tell_how_long_it_waited_and_used_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    answer = TimeAnswer(cast(Any, "timing"), (10.0, 13.0), 2.5)
+    extra: Any = session
+    extra.seconds = defaultdict(float)
+    extra.plain_worker = lambda: SimpleNamespace(call=lambda *_: answer)
+    tools = tools_of(session, monkeypatch)
+    for _ in range(2):
+        assert tools._ask(cast(Any, "request"), is_locked=True) is answer
+    assert extra.seconds == {"wait for the GPU": 5.0, "GPU alone": 1.0}
 
 
 def test_results_that_vary_from_run_to_run_certify_nothing() -> None:

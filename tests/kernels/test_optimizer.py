@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -185,3 +186,88 @@ def test_other_configurations_are_compared_before_a_faster_version_is_kept(
     first = optimizer.steps[0]
     assert (first.status, len(tools.settled) > 0) == (status, ratio > 1.0)
     assert (text != ROWS.encode()) == (status is StepStatus.ACCEPTED)
+
+
+def in_rows(ratio: float, speed: Speed, rows: tuple[float, Speed] | None) -> Timing:
+    """A timing against the version before, with the ratio in rows of calls."""
+    both = [(ratio, speed), *([rows] if rows else [])]
+    found = [
+        replace(
+            timing(80.0, host_us=79.0),
+            baselines=tuple(BaselineTime(name, r * 80.0, Ratio(r, r, r), s) for name in ("eager", "previous")),
+        )
+        for r, s in both
+    ]
+    return replace(found[0], rows=found[1] if rows else None)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "speed", "rows", "expected"),
+    [
+        (1.2, Speed.FASTER, None, 1.2),
+        (1.2, Speed.FASTER, (1.0, Speed.SAME), 1.2),
+        (1.2, Speed.FASTER, (0.5, Speed.SLOWER), None),
+        (1.0, Speed.SAME, (1.8, Speed.FASTER), 1.8),
+        (1.0, Speed.AMBIGUOUS, (1.8, Speed.FASTER), 1.8),
+        (0.9, Speed.SLOWER, (1.8, Speed.FASTER), None),
+        (1.0, Speed.SAME, (1.0, Speed.SAME), None),
+        (1.0, Speed.SAME, None, None),
+    ],
+)
+def test_a_version_is_faster_by_calls_or_by_rows_and_slower_by_neither(
+    ratio: float, speed: Speed, rows: tuple[float, Speed] | None, expected: float | None
+) -> None:
+    tools = Scripted("")
+    found = in_rows(ratio, speed, rows)
+    cast(Any, tools).time = lambda *_: found
+    optimizer = on_gpu(tools)
+    optimizer.run()
+    first = optimizer.steps[0]
+    assert first.status is (StepStatus.REJECTED if expected is None else StepStatus.ACCEPTED)
+    assert first.timing is not None
+    if expected is not None:
+        against = first.timing.against("eager")
+        assert against is not None and against.ratio == expected
+        assert first.reason.startswith(f"{expected:.2f}x as fast as before")
+    assert ("in rows of calls" in first.reason) == (rows is not None and expected != ratio)
+
+
+def test_where_the_host_bounds_the_calls_launches_are_made_cheaper_first() -> None:
+    tools = Scripted("")
+    tools.original = replace(timing(20.0, host_us=8.0), rows=timing(30.0, host_us=29.0))
+    optimizer = on_gpu(tools)
+    optimizer.seconds = 30.0
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds[:2] == ["direct-launch", "autotune"]
+    tools.original = timing(20.0)
+    optimizer = on_gpu(tools)
+    optimizer.seconds = 30.0
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds[0] == "autotune" and "direct-launch" not in kinds
+
+
+@pytest.mark.parametrize(("seconds_each", "first"), [(0.5, "autotune"), (9.0, "even-blocks")])
+def test_a_kernel_that_compiles_slowly_gets_edits_that_compile_once_first(seconds_each: float, first: str) -> None:
+    tools = Scripted("")
+    tools.has_gpu, tools.compile_seconds = True, seconds_each
+    optimizer = SourceOptimizer("model.py", ROWS.encode(), ("rows_kernel",), (CASE,), (SOUND,), tools, Silent(), 30.0)
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds[0] == first and "autotune" in kinds
+
+
+@pytest.mark.parametrize(("graph_us", "is_tuned"), [(12.0, True), (4.0, False)])
+def test_kernels_are_tuned_once_cheaper_launches_do_not_hide_them_any_more(graph_us: float, is_tuned: bool) -> None:
+    tools = Scripted("")
+    tools.original = timing(50.0, host_us=49.0, graph_us=graph_us)
+    faster = timing(20.0, 2.5, host_us=19.0, graph_us=graph_us)
+    cast(Any, tools).time = lambda *_: replace(
+        faster, baselines=(*faster.baselines, replace(faster.baselines[0], name="previous"))
+    )
+    optimizer = on_gpu(tools)
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds[0] == "direct-launch"
+    assert ("autotune" in kinds) == is_tuned

@@ -40,6 +40,8 @@ def refused(*stages: Stage) -> dict[str, Any]:
         (RAN | {"runs": False, "reason": "TypeError: x"}, "not run: the original raises another error"),
         (RAN | {"tried": []}, "run: no edit is legal"),
         (RAN | {"tried": [], "end_reason": "the time limit was reached"}, "run: the time ended"),
+        (RAN | {"tried": [], "end_reason": ""}, "run: the time ended"),
+        (RAN | {"tried": [], "end_reason": "no further edit is legal"}, "run: no edit is legal"),
         (RAN | {"tried": [], "limit": "the launch takes most of the time: 9 us"}, "run: the launch takes most"),
         (
             RAN | {"tried": [], "limit": "the kernels reach 97% of the bandwidth"},

@@ -14,7 +14,7 @@ from clocks import SleepClock
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import Speed, Timing
 from mtmc_lsp.core.workload import Workload, WorkloadSource
-from mtmc_lsp.kernels.messages import KernelTimeRequest
+from mtmc_lsp.kernels.messages import ROW_METHOD, KernelTimeRequest
 from mtmc_lsp.kernels.worker import time_command
 from mtmc_lsp.source.targets import find_target
 
@@ -25,10 +25,10 @@ import torch
 
 
 def work(n=3):
-    time.sleep(0.004)
+    time.sleep(0.0008)
     return torch.ones(n)
 """
-FAST = SLOW.replace("0.004", "0.001")
+FAST = SLOW.replace("0.0008", "0.0002")
 
 
 @pytest.fixture
@@ -52,6 +52,14 @@ def test_a_faster_version_is_compared_with_the_file_and_the_version_before(timed
     assert timing.speed_over("previous") is Speed.FASTER
     assert timing.median_us < timing.baseline("eager").median_us
     assert timing.noise.low < 1.3
+    # The host sleeps, so it bounds rows of calls, too.
+    assert timing.rows is not None and timing.rows.method == ROW_METHOD
+    assert timing.rows.speed_over("previous") is Speed.FASTER
+    assert {baseline.name for baseline in timing.rows.baselines} == {"eager", "previous"}
+
+
+def test_of_long_calls_no_rows_are_timed(timed: Any) -> None:
+    assert timed(SLOW.replace("0.0008", "0.004"), SLOW.replace("0.0008", "0.002")).rows is None
 
 
 def test_a_slower_version_is_slower(timed: Any) -> None:

@@ -30,7 +30,8 @@ from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.kernels.messages import FaultKind, ProgramRequest
+from mtmc_lsp.kernels.limits import decisive
+from mtmc_lsp.kernels.messages import ROW_METHOD, FaultKind, ProgramRequest
 from mtmc_lsp.kernels.reading import read_kernels
 from mtmc_lsp.kernels.refusals import refusal_of
 from mtmc_lsp.process.fork_server import ForkServer
@@ -129,6 +130,8 @@ class KernelRecord:
     """Whether it prints what the original prints (their execution accuracy); None if the original varies from run to run."""
     speedup: float | None = None
     median_us: float | None = None
+    by_rows: bool = False
+    """Whether both are of rows of calls, which the host bounds, and not of single calls."""
     wall_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -298,9 +301,10 @@ def _note(record: KernelRecord, result: RunResult) -> None:
             record.refused.append(to_json(refusal))
     timings = [step.timing for step in result.steps if step.status is StepStatus.ACCEPTED and step.timing is not None]
     if timings:
-        ratio = timings[-1].against("eager")
+        timing = decisive(timings[-1], "eager") or timings[-1]
+        ratio = timing.against("eager")
         record.speedup = ratio.ratio if ratio is not None else None
-        record.median_us = timings[-1].median_us
+        record.median_us, record.by_rows = timing.median_us, timing.method == ROW_METHOD
 
 
 Runner = Callable[[Path], "str | None"]

@@ -53,7 +53,9 @@ def cause_of(record: Mapping[str, Any]) -> str:
         return (
             "run: the launch takes most of the time" if LAUNCH_TEXT in limit else "run: the kernels are at the roofline"
         )
-    ended = "limit" in record.get("end_reason", "")
+    # A run that was cancelled at the end of its time gives no reason.
+    reason = record.get("end_reason")
+    ended = reason is not None and (not reason or "limit" in reason)
     return "run: the time ended before an edit" if ended else "run: no edit is legal"
 
 
@@ -83,6 +85,8 @@ class KernelSummary:
     execution: int
     timed: int
     faster: int
+    by_rows: int
+    """Those of the faster ones whose gain shows in rows of calls, which the host bounds."""
     geometric_mean: float | None
     """Of the speedups of all timed files."""
     mean_of_run: float | None
@@ -119,6 +123,7 @@ def summarise_kernels(records: Sequence[Mapping[str, Any]]) -> KernelSummary:
         sum(r["execution"] is True for r in records),
         len(speedups),
         sum(value > 1.0 for value in speedups),
+        sum(bool(r.get("by_rows")) and float(r["speedup"] or 0.0) > 1.0 for r in records),
         math.exp(logarithm / len(speedups)) if speedups else None,
         math.exp(logarithm / running) if speedups and running else None,
         dict(Counter(kind for record in records for kind in sorted(set(record["applied"])))),

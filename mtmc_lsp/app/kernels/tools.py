@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ MOST_BYTES = 16e9
 """Larger workloads are observed at reduced sizes."""
 INTERPRETER_SECONDS = 6.0
 """Time for the interpreter on the file as it stands, where a GPU can observe it otherwise."""
+INTERPRETER_SHARE, LEAST_SECONDS = 0.15, 1.0
+"""All its calls for that take no larger share of a short run, but each gets this many seconds."""
 QUICK_SECONDS = 3.0
 """Where the interpreter takes longer for the file as it stands, only the GPU observes its versions."""
 CHECK_SECONDS = 60.0
@@ -48,14 +51,24 @@ MOST_ATTEMPTS = 3
 class KernelTools:
     """Observes, compiles, verifies and times versions of one file."""
 
-    def __init__(self, session: KernelSession, *, fresh: bool = False, sampling: float = SAMPLING_SECONDS) -> None:
+    def __init__(
+        self,
+        session: KernelSession,
+        *,
+        fresh: bool = False,
+        sampling: float = SAMPLING_SECONDS,
+        seconds: float = math.inf,
+    ) -> None:
         """Prepare.
 
         Args:
             fresh: whether cached timings are measured again.
             sampling: seconds for the samples of one timing.
+            seconds: time of the whole run.
         """
         self._session, self._fresh, self._sampling_seconds = session, fresh, sampling
+        self._interpreter_seconds = INTERPRETER_SHARE * seconds
+        """Time that is left for the interpreter where a GPU can observe the kernels otherwise."""
         self.is_interpreted = True
         """Whether the interpreter observed the file as it stands; otherwise only the GPU did."""
         self.interprets_versions = True
@@ -153,10 +166,17 @@ class KernelTools:
         self._session.start_interpreter()
         began = time.monotonic()
         try:
-            traces = self._session.trace(text, cases, compares_faulty=True, seconds=INTERPRETER_SECONDS)
+            traces = self._session.trace(text, cases, compares_faulty=True, seconds=self._interpreter_limit)
         except WorkerFailed:
             traces = ()
-        return traces, time.monotonic() - began
+        seconds = time.monotonic() - began
+        self._interpreter_seconds -= seconds
+        return traces, seconds
+
+    @property
+    def _interpreter_limit(self) -> float:
+        """The time limit of the next call."""
+        return max(LEAST_SECONDS, min(INTERPRETER_SECONDS, self._interpreter_seconds))
 
     def _version(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
         """Observe a version; with a GPU, it runs there first."""
@@ -223,7 +243,7 @@ class KernelTools:
         is_large = 4 * elements_of(workload, sizes) > MOST_BYTES
         cases = self._session.cases() if is_large else [TraceCase(sizes)]
         try:
-            seconds = INTERPRETER_SECONDS if self.has_gpu and target.observed is not None else TRACE_SECONDS
+            seconds = self._interpreter_limit if self.has_gpu and target.observed is not None else TRACE_SECONDS
             most = 0 if is_large else MOST_PROGRAMS
             traces = self._session.trace(text, cases[-1:], most_programs=most, seconds=seconds)
         except MtmcError:
@@ -326,4 +346,9 @@ class KernelTools:
 
     def _ask(self, request: KernelTimeRequest, is_locked: bool) -> TimeAnswer:
         lock = None if is_locked or not self._gpu else GpuLock(self._gpu, lock_folder(self._gpu))
-        return self._session.plain_worker().call(request, TIME_SECONDS, lock)
+        answer = self._session.plain_worker().call(request, TIME_SECONDS, lock)
+        began, ended = answer.window
+        # Parts of the time that timings take.
+        self._session.seconds["wait for the GPU"] += answer.waited_seconds
+        self._session.seconds["GPU alone"] += ended - began - answer.waited_seconds
+        return answer

@@ -13,6 +13,12 @@ from mtmc_lsp.kernels.repairs.computations import (
     program_step_repairs,
     shifted_offset_repairs,
 )
+from mtmc_lsp.kernels.repairs.counterparts import (
+    advance_repairs,
+    function_repairs,
+    operator_repairs,
+    row_repairs,
+)
 from mtmc_lsp.kernels.repairs.launches import (
     allocation_repairs,
     argument_repairs,
@@ -54,6 +60,10 @@ GENERATORS: tuple[Callable[[Site], Iterator[Repair]], ...] = (
     allocation_repairs,
     race_repairs,
     offset_repairs,
+    function_repairs,
+    row_repairs,
+    advance_repairs,
+    operator_repairs,
 )
 
 

@@ -86,7 +86,7 @@ def magnitude_repairs(site: Site) -> Iterator[Repair]:
 def shifted_offset_repairs(site: Site) -> Iterator[Repair]:
     """Offsets without a constant at their end: ``x_ptr + cols`` for ``x_ptr + cols + 1``."""
     seen = set[int]()
-    for node in _pointers(site):
+    for node in pointers_of(site):
         for part in walk(node):
             left, right = field(part, "left"), field(part, "right")
             is_sum = part.type == "binary_operator" and text_of(field(part, "operator")) in ("+", "-")
@@ -122,7 +122,7 @@ def program_step_repairs(site: Site) -> Iterator[Repair]:
                 yield repair(title, node, (*OFFSETS, FaultKind.RACE), replaced(right, block), rank=1 + rank)
 
 
-def _pointers(site: Site) -> Iterator[Node]:
+def pointers_of(site: Site) -> Iterator[Node]:
     """Pointers of accesses, and what is assigned or added to their names."""
     kernel, names = site.kernel, set[str]()
     for called, call in kernel.calls:

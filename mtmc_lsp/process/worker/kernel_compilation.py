@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
@@ -33,7 +33,10 @@ def compiling_unshared() -> Iterator[None]:
         began = time.monotonic()
         try:
             with unshared():
-                return original(*args, **kwargs)
+                kernel = original(*args, **kwargs)
+                if not hasattr(kernel, "result"):
+                    _build_launchers([kernel])
+                return kernel
         finally:
             compile_seconds[0] += time.monotonic() - began
 
@@ -87,17 +90,41 @@ def compile_ahead(run: Callable[[], object], numbers: Collection[int] | None = N
     Args:
         numbers: the configurations to compile; None for all.
     """
-    calls = _launches_of(run)
-    with unshared(), _in_threads():
-        for kernel, args, kwargs in calls:
-            configs = getattr(kernel, "configs", None)
-            inner = kernel.fn if configs is not None else kernel
-            chosen = [c for i, c in enumerate(configs or ()) if numbers is None or i in numbers]
-            for config in chosen if configs is not None else [None]:
-                options = config.all_kwargs() if config is not None else {}
-                # A configuration that does not compile is left out by the autotuner, or the call itself raises.
-                with contextlib.suppress(Exception):
-                    inner.run(*args, **{**kwargs, **options, "warmup": True})
+    calls, compiled = _launches_of(run), list[Any]()
+    with unshared():
+        with _in_threads():
+            for kernel, args, kwargs in calls:
+                configs = getattr(kernel, "configs", None)
+                inner = kernel.fn if configs is not None else kernel
+                chosen = [c for i, c in enumerate(configs or ()) if numbers is None or i in numbers]
+                for config in chosen if configs is not None else [None]:
+                    options = config.all_kwargs() if config is not None else {}
+                    # A configuration that does not compile is left out by the autotuner, or the call itself raises.
+                    with contextlib.suppress(Exception):
+                        compiled.append(inner.run(*args, **{**kwargs, **options, "warmup": True}))
+        _build_launchers(compiled)
+
+
+def _build_launchers(compiled: Sequence[Any]) -> None:
+    """Build the launchers of compiled kernels into Triton's cache, one for each signature.
+
+    In Triton 3.6 a C compiler builds one at the first launch, which takes 0.2 s of a processor. Others would wait for that.
+    """
+    from triton.runtime.driver import driver
+
+    found: dict[str, Any] = {}
+    for kernel in compiled:
+        with contextlib.suppress(Exception):  # it did not compile
+            whole = kernel.result() if hasattr(kernel, "result") else kernel
+            found[f"{whole.src.signature} {sorted(whole.src.constants)}"] = whole
+
+    def build(kernel: Any) -> None:
+        # The first launch reports what is wrong.
+        with contextlib.suppress(Exception):
+            driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+    with ThreadPoolExecutor(COMPILER_THREADS) as pool:
+        list(pool.map(build, found.values()))
 
 
 def _launches_of(run: Callable[[], object]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:

@@ -31,7 +31,8 @@ def show_kernel_bench(out: Console, summary: KernelSummary, records: Sequence[Ma
     if edits:
         show(out, f"files by kind of edit: {edits}", style="dim")
     if summary.timed and summary.geometric_mean is not None:
-        text = f"{summary.faster} of {summary.timed} are faster, geometric mean {summary.geometric_mean:.2f}x"
+        rows = f" ({summary.by_rows} in rows of calls, which the host bounds)" if summary.by_rows else ""
+        text = f"{summary.faster} of {summary.timed} are faster{rows}, geometric mean {summary.geometric_mean:.2f}x"
         show(out, f"{text}, {summary.mean_of_run:.2f}x over all {summary.run} that run")
     else:
         show(out, "nothing was timed: there is no GPU", style="dim")

@@ -49,6 +49,11 @@ LONG_US = 20_000.0
 GRAPH_WORTH = 10.0
 """Contenders that are slower than the candidate by more than this are not timed from a CUDA graph: capturing and replaying the
 thousands of launches of a loop takes seconds, and no graph saves so much."""
+ROW_US, LEAST_CALLS, MOST_CALLS = 1000.0, 5, 50
+"""Approximate length of a row of calls in microseconds, and the limits of its calls."""
+LEAST_ROWS, MOST_ROWS, ROW_SECONDS = 15, 60, 0.15
+HOST_BOUND = 0.8
+"""The host bounds a row of calls if launching them takes at least this share of its time."""
 HOST_SLACK, MAX_AHEAD_US = 3.0, 1000.0
 """Host delay that is hidden, as a multiple of the median host time. On a busy machine 5 % of the calls were that late."""
 
@@ -204,6 +209,37 @@ def warm(clock: Clock, run: Run, single_us: float) -> Warm:
     # Work that the events miss delays every batch; a busy host delays some or most of them.
     host_to_event_ratio = sorted(wall / event for event, wall in batches)[1]
     return Warm(calls, median, median * host_to_event_ratio)
+
+
+def in_rows(clock: Clock, runs: Mapping[str, Run], rival: str) -> dict[str, list[tuple[float, float]]]:
+    """Sample rows of calls of each contender, interleaved in random order; nothing if the GPU bounds those of the rival.
+
+    A row contains no wait, so what the host does in each call shows unless the GPU takes longer.
+
+    Returns:
+        For each contender the device's and the host's microseconds per call, of each row.
+    """
+    event_us, _, _ = clock.batch(runs[rival], LEAST_CALLS)
+    calls = max(LEAST_CALLS, min(MOST_CALLS, int(ROW_US * LEAST_CALLS / max(event_us, 1.0))))
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    # A separate generator, so that user code cannot predict the order by seeding the global one.
+    order, shuffle = list(runs), random.Random()
+    deadline = time.perf_counter() + ROW_SECONDS
+    while True:
+        shuffle.shuffle(order)
+        for name in order:
+            event_us, _, launched_us = clock.batch(runs[name], calls)
+            samples[name].append((event_us / calls, launched_us / calls))
+        count = len(samples[rival])
+        if count == CONVERGENCE_STEP and statistics.median(b / a for a, b in samples[rival] if a) < HOST_BOUND:
+            return {}
+        is_enough = (
+            _is_clear(samples["candidate"], samples[rival], CLEAR_DIFFERENCE)
+            or _is_no_gain(samples["candidate"], samples[rival])
+            or time.perf_counter() > deadline
+        )
+        if count >= MOST_ROWS or (count >= LEAST_ROWS and is_enough):
+            return samples
 
 
 def clocks_agree(event_us: float, wall_us: float) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tree_sitter import Node
 
 from mtmc_lsp.kernels.actions.base import Facts, Proposal, all_launches, before
 from mtmc_lsp.kernels.actions.launch.helper import HELPER, NAME
-from mtmc_lsp.kernels.actions.signatures import is_called, is_splatted, module_prefix
+from mtmc_lsp.kernels.actions.signatures import is_called, module_prefix
 from mtmc_lsp.kernels.repairs.site import Edit
 from mtmc_lsp.source.lint.kernel import argument
-from mtmc_lsp.source.syntax import line_of, line_start, parse, text_of, with_decorators
+from mtmc_lsp.source.syntax import field, line_of, line_start, parse, text_of, with_decorators
 
 KIND = "direct-launch"
 FIRST_VERSION = (3, 4)
@@ -28,17 +28,16 @@ DEFINITIONS = ("function_definition", "class_definition", "decorated_definition"
 def direct_launch(facts: Facts) -> Iterator[Proposal]:
     """A decorator that keeps compiled versions, and launches them without a search.
 
-    Legal if the file uses the kernel for launches alone, whose parameters the text tells, and heuristics read nothing of tensors
-    but their layout, type and alignment. Launches get the same compiled version as before, since the key holds all that Triton
+    Legal if the file uses the kernel for launches alone, and heuristics read nothing of tensors but their layout, type and
+    alignment. Launches get the same compiled version as before, since the key holds all that Triton
     specialises on, and the values that an autotuner and heuristics read; what the key does not cover is left to Triton. Only a
     measurement can judge, and only where the host takes most of the time.
     """
     site = facts.site
     if module_prefix(facts) != "triton" or facts.triton < FIRST_VERSION or not site.launches or is_called(facts):
         return
-    if not all(_is_covered(text_of(item)) for item in site.kernel.decorators):
-        return
-    if any(is_splatted(launch) for launch in site.launches):
+    functions = _functions(site.text)
+    if not all(_is_covered(text_of(item), functions) for item in site.kernel.decorators):
         return
     if re.search(rf"\b{re.escape(facts.name)}\.\w", site.text.decode(errors="replace")):
         return
@@ -78,18 +77,45 @@ def together(found: Sequence[Proposal]) -> list[Proposal]:
     return [*others, whole]
 
 
-def _is_covered(decorator: str) -> bool:
-    """Whether a version depends on nothing but what the key holds, as far as a decorator decides it."""
+def _functions(text: bytes) -> dict[str, str]:
+    """The text of each function of a file, by name."""
+    nodes = [node for node in parse(text).named_children if node.type == "function_definition"]
+    return {text_of(field(node, "name")): text_of(node) for node in nodes}
+
+
+def _is_covered(decorator: str, functions: Mapping[str, str]) -> bool:
+    """Whether a version depends on nothing but what the key holds, as far as a decorator decides it.
+
+    Args:
+        functions: those of the file, by name: heuristics may be among them.
+    """
     if re.match(r"@triton\.(jit|autotune)\b", decorator):
         return True
-    reads = re.findall(r"""\w+\[['"]\w+['"]\](\s*\.\s*\w+)?""", decorator)
-    functions = len(re.findall(r"\blambda\b", decorator))
-    entries = len(re.findall(r"""['"]\w+['"]\s*:""", decorator))
+    entries = re.findall(r"""['"]\w+['"]\s*:\s*(lambda\b|\w+(?=\s*[,}]))?""", decorator)
+    named = [functions.get(name, "") for name in entries if name != "lambda"]
     return (
         decorator.startswith("@triton.heuristics(")
-        and functions == entries > 0
-        and all(not read or read.replace(" ", "").lstrip(".") in OF_LAYOUT for read in reads)
+        and bool(entries)
+        and entries.count("lambda") == len(re.findall(r"\blambda\b", decorator))
+        and _reads_layouts(decorator)
+        and all(_is_heuristic(text) for text in named)
     )
+
+
+def _is_heuristic(function: str) -> bool:
+    """Whether a function reads its only parameter by keys alone, of tensors nothing but their layout."""
+    signature = re.match(r"def \w+\(\s*(\w+)[^,()]*\)", function)
+    if signature is None:
+        return False
+    name = signature[1]
+    uses, by_key = len(re.findall(rf"\b{name}\b", function)), len(re.findall(rf"""\b{name}\[['"]\w+['"]\]""", function))
+    return uses == by_key + 1 and _reads_layouts(function)
+
+
+def _reads_layouts(text: str) -> bool:
+    """Whether heuristics read no values of tensors."""
+    reads = re.findall(r"""\w+\[['"]\w+['"]\](\s*\.\s*\w+)?""", text)
+    return all(not read or read.replace(" ", "").lstrip(".") in OF_LAYOUT for read in reads)
 
 
 def _helper(text: bytes, kernel: Node) -> list[Edit] | None:
@@ -101,7 +127,10 @@ def _helper(text: bytes, kernel: Node) -> list[Edit] | None:
     if first is None or first.start_byte > kernel.start_byte:
         return None
     above = [text_of(node) for node in root.named_children if node.end_byte <= first.start_byte]
-    if not all(re.search(rf"^import .*\b{name}$", "\n".join(above), re.MULTILINE) for name in ("torch", "triton")):
+    imported = [
+        name for name in ("torch", "triton") if re.search(rf"^import .*\b{name}$", "\n".join(above), re.MULTILINE)
+    ]
+    if "triton" not in imported:
         return None
     if re.search(rf"\b{NAME}\b".encode(), text):
         return None
@@ -110,4 +139,5 @@ def _helper(text: bytes, kernel: Node) -> list[Edit] | None:
     while previous is not None and previous.type == "comment" and previous.end_point[0] == start.start_point[0] - 1:
         start, previous = previous, previous.prev_named_sibling
     at = line_start(text, start.start_byte)
-    return [Edit(at, at, f"{HELPER}\n\n")]
+    missing = "" if "torch" in imported else "import torch\n\n\n"
+    return [Edit(at, at, f"{missing}{HELPER}\n\n")]

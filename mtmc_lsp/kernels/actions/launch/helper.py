@@ -5,23 +5,29 @@ from __future__ import annotations
 NAME = "DirectLaunch"
 
 HELPER = f'''class {NAME}:
-    """A kernel whose compiled versions are launched directly: about half of a launch on the host is the search for them.
+    """A kernel whose compiled versions are launched directly, without a search and a check of each pointer by the driver.
 
     A version is kept for all that Triton specialises on: device and dtypes of tensors, whether integers are 1, multiples of
-    16 or beyond 32 bits, constants and options. An autotuner and heuristics may read all arguments, so their values and the
-    layouts of tensors count, too. Launches with unaligned tensors or changed settings are left to Triton.
+    16 or beyond 32 bits, constants and options. An autotuner reads its key as well, and heuristics may read all arguments, so
+    their values and the layouts of tensors count, too. Launches with unaligned tensors or changed settings are left to Triton.
     """
 
     def __init__(self, fn):
-        self.fn, self.versions, hooks = fn, {{}}, []
+        self.fn, self.forms, self.by_value, hooks = fn, {{}}, set(), []
         while hasattr(fn, "fn") and not isinstance(fn, triton.JITFunction):
+            self.by_value |= set(getattr(fn, "keys", fn.arg_names))  # what an autotuner reads, or heuristics
             hooks += [config.pre_hook for config in getattr(fn, "configs", [])]
             fn = fn.fn
-        self.kernel, self.is_wrapped = fn, fn is not self.fn
         # For AMD's GPUs Triton also specialises on the size of tensors.
         self.is_direct = isinstance(fn, triton.JITFunction) and torch.version.hip is None and not any(hooks)
-        self.parameters = fn.params if self.is_direct else []
-        self.variables = {{p.name for p in self.parameters if not p.is_constexpr}}
+        self.kernel, self.names = fn, fn.arg_names if self.is_direct else []
+        self.variables = {{p.name for p in fn.params if not p.is_constexpr}} if self.is_direct else set()
+        self.plain = (int, bool, float, str, type(None), torch.dtype, triton.language.dtype)
+        knobs, self.driver = triton.knobs, triton.runtime.driver
+        hooks = [knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook]
+        hooks = [getattr(hook, "calls", hook) for hook in hooks]
+        # What the program sets is in these, and the hooks that it adds.
+        self.settings = (knobs.runtime.__dict__, knobs.compilation.__dict__, *hooks, getattr(fn, "pre_run_hooks", None))
 
     def __getitem__(self, grid):
         if not self.is_direct or torch.compiler.is_compiling():
@@ -29,67 +35,79 @@ HELPER = f'''class {NAME}:
         return lambda *arguments, **named: self.launch(grid, arguments, named)
 
     def launch(self, grid, arguments, named):
-        device, addresses, key = None, 0, [len(arguments), *named]
-        values = [*zip([p.name for p in self.parameters], arguments), *named.items()]
-        for name, value in values:
-            if name in self.variables and isinstance(value, torch.Tensor):
-                key += (value.dtype, value.shape, value.stride()) if self.is_wrapped else (value.dtype,)
-                device, addresses = value.get_device(), addresses | value.data_ptr()
-            elif name not in self.variables or self.is_wrapped:
-                key += type(value), value  # Triton tells apart 1, 1.0 and True, which are equal in Python
-            elif type(value) is int:
-                # 0 stands for all multiples of 16 and 2 for other integers except 1.
-                is_long = not -(2**31) <= value < 2**31
-                key.append((value % 16 == 0, value // 2**63) if is_long else 1 if value == 1 else value % 16 and 2)
-            else:
-                key.append(type(value))
-        key = (device, *key)
-        try:
-            version = self.versions.get(key)
-        except TypeError:  # a constant that cannot be a key
+        types = (len(arguments), *named, *map(type, arguments), *map(type, named.values()))
+        form = self.forms.get(types)
+        if form is None:
+            form = self.forms[types] = self.form_of(arguments, named), {{}}
+        read, versions = form
+        if read is None or any(self.settings) or (self.kernel.used_global_vals and self.is_changed()):
             return self.fn[grid](*arguments, **named)
-        settings = triton.knobs.runtime.__dict__ or triton.knobs.compilation.__dict__  # those that the program changed
-        if addresses % 16 or settings or self.kernel.pre_run_hooks:
+        key, addresses, values = read(*arguments, **named)
+        driver = self.driver.active
+        device = driver.get_current_device()
+        version = versions.get((device, key))
+        if addresses % 16:
             return self.fn[grid](*arguments, **named)
         if version is None:
-            return self.first_launch(grid, arguments, named, device, key, values)
-        compiled, rest = version
-        bound = [*arguments, *[named.get(name, value) for name, value in rest]]
+            return self.first_launch(grid, arguments, named, versions, (device, key))
+        compiled, run, function, metadata, rest = version
+        for place, name, value in rest:
+            values[place] = value
         if callable(grid):
-            grid = grid(dict(zip([p.name for p in self.parameters], bound)))
-        stream = triton.runtime.driver.active.get_current_stream(device)
-        compiled[(*grid, 1, 1)[:3]](*bound, stream=stream)
+            bound = dict(zip(self.names, arguments))
+            bound.update(named)
+            for _, name, value in rest:
+                bound[name] = value
+            grid = grid(bound)
+        x, y, z = (*grid, 1, 1)[:3]
+        run(x, y, z, driver.get_current_stream(device), function, metadata, None, None, None, *values)
         return compiled
 
-    def first_launch(self, grid, arguments, named, device, key, values):
+    def is_changed(self):
+        """Whether global variables that the kernel reads have other values than when it was compiled."""
+        used = self.kernel.used_global_vals.items()
+        return any(space.get(name) != value for (name, _), (value, space) in used)
+
+    def form_of(self, arguments, named):
+        """Reads launches with arguments of these types: the key, all addresses in one, and the values for the driver."""
+        values, keys, addresses, given = dict.fromkeys(self.names), [], [], [*zip(self.names, arguments), *named.items()]
+        for name, value in given:
+            is_variable, is_value = name in self.variables, name not in self.variables or name in self.by_value
+            if is_variable and isinstance(value, torch.Tensor):
+                layout = f", {{name}}.shape, {{name}}.stride()" if is_value else ""
+                keys.append(f"{{name}}.dtype, (at_{{name}} := {{name}}.get_device()){{layout}}")
+                addresses.append(f"(of_{{name}} := {{name}}.data_ptr())")
+                values[name] = f"of_{{name}} if at_{{name}} >= 0 else {{name}}"  # the driver checks memory of the host
+                continue
+            if type(value) not in self.plain or (is_variable and isinstance(value, (str, torch.dtype))):
+                return None
+            if is_value:
+                # 0.0 equals -0.0, and NaN equals nothing.
+                keys.append(f"{{name}}.hex()" if isinstance(value, float) else name)
+            elif type(value) is int:
+                # 0 stands for all multiples of 16 and 2 for other integers except 1.
+                is_short = f"-2147483648 <= {{name}} < 2147483648"
+                keys.append(f"{{name}} % 16 and ({{name}} == 1 or 2) if {{is_short}} else ({{name}} % 16 == 0, {{name}} >> 63)")
+            values[name] = name
+        names = [name for name, _ in given]
+        if not addresses or len(arguments) > len(self.names) or len({{*names}}) < len(names):
+            return None
+        bound = ", ".join(str(values[name]) for name in self.names)
+        return eval(f"lambda {{', '.join(names)}}: (({{', '.join(keys)}},), {{' | '.join(addresses)}}, [{{bound}}])")
+
+    def first_launch(self, grid, arguments, named, versions, key):
         passed = {{}}  # what the autotuner and heuristics pass to the kernel at last
         self.kernel.pre_run_hooks.append(lambda *args, **kwargs: passed.update(kwargs))
         try:
             compiled = self.fn[grid](*arguments, **named)
         finally:
             self.kernel.pre_run_hooks.pop()
-        if self.is_complete(device, compiled, values):
-            if len(self.versions) == 1000:
-                self.versions.clear()
-            rest = self.parameters[len(arguments) :]
-            self.versions[key] = compiled, [
-                (p.name, None if p.name in named else passed.get(p.name, p.default)) for p in rest
-            ]
+        if isinstance(compiled, triton.compiler.CompiledKernel):
+            if len(versions) == 1000:
+                versions.clear()
+            rest = [(i, p.name, passed.get(p.name, p.default)) for i, p in enumerate(self.kernel.params)]
+            rest = [item for item in rest[len(arguments) :] if item[1] not in named]
+            versions[key] = compiled, compiled.run, compiled.function, compiled.packed_metadata, rest
         return compiled
-
-    def is_complete(self, device, compiled, values) -> bool:
-        """Whether the key holds all that the compiled version depends on."""
-        return (
-            isinstance(compiled, triton.compiler.CompiledKernel)
-            and device is not None
-            and not self.kernel.used_global_vals  # Triton compares these in every launch
-            and all(
-                value is None or isinstance(value, torch.Tensor) or type(value) in (int, float, bool)
-                for name, value in values
-                if name in self.variables
-            )
-            # 0.0 equals -0.0, and NaN equals nothing.
-            and not any(isinstance(value, float) for name, value in values if name not in self.variables)
-        )
 '''
 """Source of the helper, which the file gets once."""
