@@ -122,6 +122,43 @@ def test_a_loop_in_another_form_is_kept_with_the_results_of_the_users_code(name:
     assert verified(capture, fully_fused(capture, start(capture, STATEMENTS))).reason == ""
 
 
+JOINED = """
+import torch
+
+
+# mtmc: x=f32[B,T] B=18 T=18
+def numpy_axis(x):
+    total = torch.zeros_like(x[:, 0])
+    outs = []
+    for t in reversed(range(x.shape[1])):
+        total = 0.9 * total + x[:, t]
+        outs.append(total)
+    return torch.stack(outs[::-1], axis=1)
+
+
+# mtmc: x=f32[B,T,D] B=3 T=18 D=4
+def joined_in_other_ways(x):
+    h = torch.zeros_like(x[:, 0])
+    rows, columns, pieces, scalars = [], [], [], []
+    for x_t in x.unbind(1):
+        h = torch.tanh(0.5 * h + x_t)
+        rows.append(h)
+        columns.append(h[:, 0])
+        pieces.append(h)
+        scalars.append(h[0, 0])
+    joined = torch.concatenate(pieces, axis=-1)
+    return torch.vstack(rows), torch.hstack(rows), torch.column_stack(columns), joined, torch.hstack(scalars)
+"""
+
+
+@pytest.mark.parametrize("name", ["numpy_axis", "joined_in_other_ways"])
+def test_lists_are_joined_along_the_dimension_that_torch_uses(name: str, captured) -> None:
+    capture = captured(JOINED, name)
+    assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    assert verified(capture, fully_fused(capture, start(capture, JOINED))).reason == ""
+
+
 @pytest.mark.parametrize("name", ["there_and_back", "best_path"])
 def test_a_loop_over_the_list_of_an_earlier_loop_is_kept(name: str, captured) -> None:
     capture = captured(TWO_LOOPS, name)
