@@ -11,7 +11,6 @@ from mtmc_lsp.capture.worker.loops.gradients import stacked
 from mtmc_lsp.capture.worker.loops.iteration import NotKept
 from mtmc_lsp.capture.worker.loops.markers import operators
 
-
 JOINING = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
 """Functions that join tensors along a dimension."""
 BY_RANK = {
@@ -19,7 +18,7 @@ BY_RANK = {
     torch.hstack: {0: (0, True), 1: (0, False), 2: (1, False)},
     torch.column_stack: {0: (0, True), 1: (1, True), 2: (1, False)},
 }
-"""Functions that choose the dimension by the rank of the tensors (2: at least 2), and whether each tensor becomes a slice of it."""
+"""Functions that choose the dimension by the rank of the tensors (2: at least 2), and whether each becomes a slice of it."""
 
 
 class _Appended:
