@@ -304,3 +304,31 @@ def test_stacked_layers_are_one_loop_each_where_no_layer_reads_a_higher_one(name
 def test_elementwise_layers_stay_in_one_loop(captured) -> None:
     capture = captured(STATEMENTS, "Layers")
     assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
+
+
+PARTS = """
+import torch
+
+
+def field(y):
+    a, b, c = y.unbind(-1)
+    return torch.stack([10.0 * (b - a), a * (1.5 - c) - b, a * b - 2.0 * c], -1)
+
+
+# mtmc: y=f32[B,3] B=5
+def path(y, step: float = 0.01):
+    path = [y]
+    for _ in range(20):
+        middle = y + 0.5 * step * field(y)
+        first, *_, last = torch.unbind(middle, dim=1)
+        y = y + step * field(middle) + 0.001 * (first - last).unsqueeze(1)
+        path.append(y)
+    return torch.stack(path)
+"""
+
+
+def test_a_state_is_read_by_its_parts(captured) -> None:
+    capture = captured(PARTS, "path")
+    assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    assert verified(capture, fully_fused(capture, start(capture, PARTS))).reason == ""
