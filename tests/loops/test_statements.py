@@ -148,10 +148,20 @@ def joined_in_other_ways(x):
         scalars.append(h[0, 0])
     joined = torch.concatenate(pieces, axis=-1)
     return torch.vstack(rows), torch.hstack(rows), torch.column_stack(columns), joined, torch.hstack(scalars)
+
+
+# mtmc: values=f32[B,T] rewards=f32[B,T] B=4 T=18
+def numbers_among_the_arguments(values, rewards, gamma: float = 0.99, decay: float = 0.95):
+    total, outs = 0, []
+    for t in reversed(range(values.shape[1])):
+        following = values[:, t + 1] if t < values.shape[1] - 1 else 0.0
+        total = rewards[:, t] + gamma * following - values[:, t] + gamma * decay * total
+        outs.append(total)
+    return torch.stack(outs[::-1], axis=1) + values
 """
 
 
-@pytest.mark.parametrize("name", ["numpy_axis", "joined_in_other_ways"])
+@pytest.mark.parametrize("name", ["numpy_axis", "joined_in_other_ways", "numbers_among_the_arguments"])
 def test_lists_are_joined_along_the_dimension_that_torch_uses(name: str, captured) -> None:
     capture = captured(JOINED, name)
     assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
