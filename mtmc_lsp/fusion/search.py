@@ -113,7 +113,7 @@ class FusionSearch:
         fusions: list[Fusion] = []
         inside: set[str] = set()
         for seed in self._around.seeds():
-            if near is not None and not seed & set(near):
+            if (near is not None and not seed & set(near)) or self._is_empty(seed):
                 continue
             if fusions and self._is_late():
                 break
@@ -137,6 +137,12 @@ class FusionSearch:
             chosen = better
         chosen = [part for fusion in chosen for part in self._possible(fusion)]
         return sorted(chosen, key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
+
+    def _is_empty(self, nodes: frozenset[str]) -> bool:
+        """Whether no node computes an element at the captured sizes, as for an expert without tokens."""
+        sizes = self.ir.graph.sizes
+        types = [kind for name in nodes for kind in self._nodes[name].outputs]
+        return all(kind.numel.value(sizes) == 0 for kind in types)
 
     def _possible(self, fusion: Fusion) -> list[Fusion]:
         """The fusion, or its parts before and after other kernels that must run between them."""

@@ -72,8 +72,11 @@ def side_to_split_on_load(ir: KernelIR, prim: Prim, device: DeviceModel) -> int 
 
 
 def split_k_parts(tiles: int, depth: int, block_k: int, device: DeviceModel) -> int:
-    """How many programs share the sum of each tile: a power of two, each with at least eight blocks of K; 1 for no split."""
-    parts = min(min_tiles(device) // tiles, depth // (8 * block_k))
+    """How many programs share the sum of each tile: a power of two, each with at least eight blocks of K; 1 for no split.
+
+    An empty product has no tiles.
+    """
+    parts = min(min_tiles(device) // max(tiles, 1), depth // (8 * block_k))
     return 1 << (parts.bit_length() - 1) if parts >= LEAST_PARTS else 1
 
 

@@ -420,12 +420,15 @@ def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
 
 
 def _parallelism(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel) -> float:
-    """Share of the device that the grid uses: a reduction has one program per group of rows, a product one per tile."""
+    """Share of the device that the grid uses: a reduction has one program per group of rows, a product one per tile.
+
+    An empty result has no program; it counts as one, so that rates are not 0.
+    """
     if region.sums and isinstance(config, TileConfig):
-        resident = min(config.persist * config.elements, region.rows.value(ir.graph.sizes) * config.block)
+        resident = max(1, min(config.persist * config.elements, region.rows.value(ir.graph.sizes) * config.block))
         return min(1.0, resident / (RESIDENT_ELEMENTS * device.sm_count))
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
-        return min(1.0, programs_of(ir, region, config) / (PROGRAMS_PER_SM * device.sm_count))
+        return min(1.0, max(1, programs_of(ir, region, config)) / (PROGRAMS_PER_SM * device.sm_count))
     if region.kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
-        return min(1.0, programs_of(ir, region, config) / device.sm_count)
+        return min(1.0, max(1, programs_of(ir, region, config)) / device.sm_count)
     return 1.0

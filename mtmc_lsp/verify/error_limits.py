@@ -19,6 +19,8 @@ NOISE = 0.01
 """If rounding moves the oracle by this relative distance, the result is rounding noise and proves nothing."""
 LEAST = 1e-300
 """Avoids a division by a norm of 0."""
+GRADIENT_OF = "gradient of "
+"""How the names of gradients begin in messages."""
 NEAR = 1.2
 """An error above the limit by less than this factor may be chance, and is measured on further inputs."""
 

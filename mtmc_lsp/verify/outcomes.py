@@ -9,7 +9,7 @@ from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
-from mtmc_lsp.verify.error_limits import Measurement
+from mtmc_lsp.verify.error_limits import GRADIENT_OF, Measurement
 from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer, WholeTargetAnswer
 
 LARGER = "larger sizes"
@@ -202,12 +202,37 @@ def uncertain_because(outcomes: Sequence[CaseOutcome]) -> str:
     trivial = sorted(frozenset.intersection(*telling)) if telling else ["any answer"]
     if trivial:
         return f"{' and '.join(trivial)} would pass on this workload too, so passing proves nothing"
-    undecided = frozenset[str]().union(*(outcome.undecided for outcome in outcomes))
-    decided = frozenset[str]().union(*(outcome.compared - outcome.undecided for outcome in outcomes))
-    if undecided - decided:
-        names = ", ".join(sorted(undecided - decided))
+    undecided, decided = _undecided(outcomes), _decided(outcomes)
+    if undecided and not (any(map(_is_gradient, decided)) and all(map(_is_gradient, undecided))):
+        names = ", ".join(sorted(undecided))
         return f"{names}: on all inputs the reference's rounding errors are as large as the result, so zeros would pass as well"
     return ""
+
+
+def zero_gradient_notes(outcomes: Sequence[CaseOutcome]) -> list[str]:
+    """Gradients that are 0 but for rounding on all inputs, as that of a bias that a softmax cancels.
+
+    Their errors are limited by the noise of the reference, and other gradients prove that the backward pass computes something.
+    """
+    if not all(outcome.is_correct for outcome in outcomes):
+        return []
+    return [
+        f"{name} is 0 but for rounding on all inputs: no larger error than your code's is permitted, and zeros would pass"
+        for name in sorted(_undecided(outcomes))
+        if _is_gradient(name)
+    ]
+
+
+def _decided(outcomes: Sequence[CaseOutcome]) -> frozenset[str]:
+    return frozenset[str]().union(*(outcome.compared - outcome.undecided for outcome in outcomes))
+
+
+def _undecided(outcomes: Sequence[CaseOutcome]) -> frozenset[str]:
+    return frozenset[str]().union(*(outcome.undecided for outcome in outcomes)) - _decided(outcomes)
+
+
+def _is_gradient(name: str) -> bool:
+    return name.startswith(GRADIENT_OF)
 
 
 def library_share(outcomes: Sequence[CaseOutcome]) -> float | None:
@@ -244,7 +269,7 @@ def run_notes(outcomes: Sequence[CaseOutcome], first: Case, graph: Graph, *, wit
         notes.append(
             f"float64 did not fit into memory in {without_oracle} of the cases: compared with the reference's results"
         )
-    return [*notes, *_sample_notes(outcomes, graph)]
+    return [*notes, *zero_gradient_notes(outcomes), *_sample_notes(outcomes, graph)]
 
 
 def _sample_notes(outcomes: Sequence[CaseOutcome], graph: Graph) -> list[str]:

@@ -78,11 +78,20 @@ def checked_distribution(x: torch.Tensor) -> torch.Tensor:
     return torch.distributions.Normal(x, 1.0).log_prob(x)
 
 
+def asserted(x: torch.Tensor) -> torch.Tensor:
+    assert (x >= 0).all(), "negative"
+    return x.sqrt()
+
+
 @pytest.mark.parametrize(
     ("function", "remedy"),
-    [(checked_distribution, "Construct distributions with validate_args=False"), (branch, "Use torch.where")],
+    [
+        (checked_distribution, "Construct distributions with validate_args=False"),
+        (asserted, "Move the assertion"),
+        (branch, "Use torch.where"),
+    ],
 )
-def test_the_remedy_names_the_checks_of_distributions(function: Callable, remedy: str) -> None:
+def test_the_remedy_names_the_checks_of_distributions_and_assertions(function: Callable, remedy: str) -> None:
     with pytest.raises(Exception) as raised:  # noqa: PT011
         torch.export.export(Module(function), (torch.ones(3, 3),), dynamic_shapes=({0: Dim.STATIC},), strict=False)
     error = export_error(raised.value, TARGET)

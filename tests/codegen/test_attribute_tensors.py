@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.verify.cases import version_cases
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker, planned
 from tests.codegen.harness import some_cases
@@ -133,3 +134,30 @@ def test_other_attributes_run_the_original_code(optimised: ModuleType, change: C
 @pytest.mark.parametrize("x", [2.0, None, torch.ones(3, 5), torch.ones(3, 4).double()])
 def test_the_guard_refuses_other_arguments_without_an_error(optimised: ModuleType, x: object) -> None:
     assert optimised.block_fits(optimised.Block(), x) is None
+
+
+SELECTED_ROWS = """
+import torch
+import torch.nn as nn
+
+
+# mtmc: x=f32[B,12] B=3 init: out_features=24
+class SelectedRows(nn.Module):
+    def __init__(self, out_features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(out_features, 12))
+        self.update = nn.Parameter(torch.randn(16, 12))
+        self.rows = torch.arange(out_features) % 3 > 0
+
+    def forward(self, x):
+        added = self.update.new_zeros((len(self.rows), 12))
+        added[self.rows] = self.update
+        return torch.relu(x @ (self.weight + added).T)
+"""
+
+
+def test_the_size_of_a_mask_that_selects_rows_is_the_same_in_all_cases(checker: Checker) -> None:
+    capture = checker.capture(SELECTED_ROWS, "SelectedRows")
+    assert set(capture.variable_sizes) == {"B"}
+    cases = [case for case in version_cases(capture, interpreted=True, seed=2) if case.kind == "values"]
+    assert checker.first_failure(capture, planned(capture), cases) == ""

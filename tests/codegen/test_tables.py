@@ -72,6 +72,28 @@ def test_an_expensive_table_is_computed_once_and_read_by_the_kernels(name: str, 
     assert checker.first_failure(capture, candidate, cases) == ""
 
 
+SHARED_VIEW = (
+    HEAD
+    + """\
+# mtmc: edges=f32[B,9] values=f32[B,9] B=4
+def f(edges, values):
+    points = torch.linspace(0.0, 1.0, steps=16, device=edges.device).expand([edges.shape[0], 16]).contiguous()
+    cells = torch.searchsorted(torch.cumsum(edges.abs(), -1), points).clamp(0, 8)
+    return (points - torch.gather(edges, 1, cells)) / torch.gather(values, 1, cells)
+"""
+)
+
+
+def test_a_kernel_reads_the_view_of_a_table_whose_copy_torch_reads(checker: Checker) -> None:
+    capture = checker.capture(SHARED_VIEW)
+    words = [node.word for node in capture.graph.nodes]
+    after = capture.graph.nodes[words.index("searchsorted") + 1 :]
+    candidate = with_kernel(capture, start(capture), [node.name for node in after])
+    assert "def f_tables(" in candidate.source
+    cases = [case for case in version_cases(capture, interpreted=True, seed=2) if case.kind == "values"]
+    assert checker.first_failure(capture, candidate, cases) == ""
+
+
 CHEAP = {
     "causal mask": "return torch.softmax((x @ x.transpose(1, 2)).masked_fill(torch.ones(9, 9, device=x.device).triu(1).bool(), -1e9), -1)",
     "positions": "return x * torch.arange(9, device=x.device)[:, None]",

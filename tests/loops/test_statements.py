@@ -122,6 +122,53 @@ def test_a_loop_in_another_form_is_kept_with_the_results_of_the_users_code(name:
     assert verified(capture, fully_fused(capture, start(capture, STATEMENTS))).reason == ""
 
 
+JOINED = """
+import torch
+
+
+# mtmc: x=f32[B,T] B=18 T=18
+def numpy_axis(x):
+    total = torch.zeros_like(x[:, 0])
+    outs = []
+    for t in reversed(range(x.shape[1])):
+        total = 0.9 * total + x[:, t]
+        outs.append(total)
+    return torch.stack(outs[::-1], axis=1)
+
+
+# mtmc: x=f32[B,T,D] B=3 T=18 D=4
+def joined_in_other_ways(x):
+    h = torch.zeros_like(x[:, 0])
+    rows, columns, pieces, scalars = [], [], [], []
+    for x_t in x.unbind(1):
+        h = torch.tanh(0.5 * h + x_t)
+        rows.append(h)
+        columns.append(h[:, 0])
+        pieces.append(h)
+        scalars.append(h[0, 0])
+    joined = torch.concatenate(pieces, axis=-1)
+    return torch.vstack(rows), torch.hstack(rows), torch.column_stack(columns), joined, torch.hstack(scalars)
+
+
+# mtmc: values=f32[B,T] rewards=f32[B,T] B=4 T=18
+def numbers_among_the_arguments(values, rewards, gamma: float = 0.99, decay: float = 0.95):
+    total, outs = 0, []
+    for t in reversed(range(values.shape[1])):
+        following = values[:, t + 1] if t < values.shape[1] - 1 else 0.0
+        total = rewards[:, t] + gamma * following - values[:, t] + gamma * decay * total
+        outs.append(total)
+    return torch.stack(outs[::-1], axis=1) + values
+"""
+
+
+@pytest.mark.parametrize("name", ["numpy_axis", "joined_in_other_ways", "numbers_among_the_arguments"])
+def test_lists_are_joined_along_the_dimension_that_torch_uses(name: str, captured) -> None:
+    capture = captured(JOINED, name)
+    assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    assert verified(capture, fully_fused(capture, start(capture, JOINED))).reason == ""
+
+
 @pytest.mark.parametrize("name", ["there_and_back", "best_path"])
 def test_a_loop_over_the_list_of_an_earlier_loop_is_kept(name: str, captured) -> None:
     capture = captured(TWO_LOOPS, name)
@@ -267,3 +314,31 @@ def test_stacked_layers_are_one_loop_each_where_no_layer_reads_a_higher_one(name
 def test_elementwise_layers_stay_in_one_loop(captured) -> None:
     capture = captured(STATEMENTS, "Layers")
     assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
+
+
+PARTS = """
+import torch
+
+
+def field(y):
+    a, b, c = y.unbind(-1)
+    return torch.stack([10.0 * (b - a), a * (1.5 - c) - b, a * b - 2.0 * c], -1)
+
+
+# mtmc: y=f32[B,3] B=5
+def path(y, step: float = 0.01):
+    path = [y]
+    for _ in range(20):
+        middle = y + 0.5 * step * field(y)
+        first, *_, last = torch.unbind(middle, dim=1)
+        y = y + step * field(middle) + 0.001 * (first - last).unsqueeze(1)
+        path.append(y)
+    return torch.stack(path)
+"""
+
+
+def test_a_state_is_read_by_its_parts(captured) -> None:
+    capture = captured(PARTS, "path")
+    assert len([node for node in capture.graph.nodes if node.loop is not None]) == 1
+    assert "unrolled" not in " ".join(capture.workload.assumed)
+    assert verified(capture, fully_fused(capture, start(capture, PARTS))).reason == ""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.ir.region_values import is_in_memory
@@ -21,7 +22,7 @@ from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.load_cost import loads_apart_us
 from mtmc_lsp.tuning.torch_cost import torch_cost
 from tests.codegen.families import source
-from tests.planning.situations import H200, region_and_program
+from tests.planning.situations import H200, proposed, region_and_program, start
 
 ACROSS = "# mtmc: a=f32[N,M] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a.t() + b\n"
 ALONG = "# mtmc: a=f32[M,N] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a + b\n"
@@ -188,3 +189,26 @@ def test_under_a_causal_mask_a_program_has_few_queries(captured) -> None:
             "bf16",
         )
         assert attention_config(*region_and_program(captured(text, "f")), H200).block_m == expected
+
+
+EMPTY = """
+import torch
+
+
+# mtmc: x=f32[N,512] w=f32[512,128] v=f32[128,64] N=64
+def parts(x, w, v):
+    outs = []
+    for rows in torch.split(x, [0, 24, 40]):
+        outs.append(torch.softmax(torch.relu(rows @ w) @ v, 1))
+    return torch.cat(outs), outs[0].sum(1)
+"""
+
+
+def test_parts_without_elements_are_planned_with_the_others(captured) -> None:
+    capture = captured(EMPTY, "parts")
+    graph = capture.graph
+    empty = {node.name for node in graph.nodes if node.type.numel.value(graph.sizes) == 0}
+    assert {"matmul", "softmax"} <= {graph.node(name).word for name in empty}
+    actions = proposed(capture, start(capture, EMPTY), ActionKind.FUSE)
+    assert actions
+    assert not any(set(action.region) <= empty for action in actions)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
 
+from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.outcomes import CaseOutcome, uncertain_because
 from tests.codegen.checker import Checker
+from tests.planning.situations import fully_fused, start
 from tests.training.targets import HEAD, cases, planned
 
 TARGETS = {
@@ -237,3 +244,58 @@ def test_a_value_that_both_passes_compute_is_the_same_number_in_both(checker: Ch
     every = [Case({"N": 2, "H": 1}, "mixed", seed) for seed in range(0, 80, 4)]
     assert "_backward_" in candidate.source
     assert {checker.first_failure(capture, candidate, [case]) for case in every} == {""}
+
+
+CANCELLED = (
+    HEAD
+    + """
+
+# mtmc: x=f32[B,S,16] B=2 S=8 grad=x
+class Scores(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.softmax(self.query(x) @ self.key(x).transpose(-1, -2), -1) @ x
+
+"""
+)
+
+
+@pytest.fixture
+def measurers() -> Iterator[Callable[[Capture], LocalMeasurer]]:
+    """Verifies as a run does."""
+    with contextlib.ExitStack() as stack:
+        options = MeasureOptions(archs=("sm_90",))
+        yield lambda capture: stack.enter_context(contextlib.closing(LocalMeasurer(capture, sys.executable, options)))
+
+
+def test_a_gradient_that_a_softmax_cancels_does_not_prevent_a_proof(captured, measurers) -> None:
+    """A bias of the keys changes all scores of a row alike. The other gradients are compared, and more than noise is refused."""
+    capture = captured(CANCELLED, "Scores")
+    measurer, candidate = measurers(capture), fully_fused(capture, start(capture, CANCELLED))
+    verdict = measurer.verify(candidate)
+    assert verdict.is_correct, verdict.reason
+    assert any("gradient of key_bias is 0 but for rounding" in note for note in verdict.notes)
+    changed, count = re.subn(r"return (grad_x, .*)grad_key_bias", r"return \1grad_key_bias + 1e-3", candidate.source)
+    assert count, candidate.source
+    wrong = measurer.verify(replace(candidate, id="wrong", source=changed))
+    assert wrong.status is VerdictStatus.INCORRECT
+    assert "gradient of key_bias" in wrong.reason
+
+
+@pytest.mark.parametrize(
+    ("undecided", "proves"),
+    [({"gradient of b"}, True), ({"gradient of a", "gradient of b"}, False), ({"result 0", "gradient of b"}, False)],
+)
+def test_noise_is_accepted_only_beside_a_gradient_that_proves_something(undecided: set[str], proves: bool) -> None:
+    names = frozenset({"result 0", "gradient of a", "gradient of b"})
+    outcome = CaseOutcome(
+        Case({"N": 4}, "normal", 0),
+        VerdictStatus.CORRECT,
+        trivial=frozenset(),
+        compared=names,
+        undecided=frozenset(undecided),
+    )
+    assert (uncertain_because([outcome]) == "") is proves

@@ -32,6 +32,19 @@ def test_values_vary_around_the_initial_ones_and_keep_their_sign(
     assert torch.equal(held, weights.abs() if is_positive else weights)
 
 
+@pytest.mark.parametrize("shape", [(50,), (80,)], ids=["the same shape", "another shape"])
+def test_fractions_stay_below_one(shape: tuple[int]) -> None:
+    """Of 1 minus a noise schedule or a decay, programs take roots and logarithms."""
+    betas = torch.linspace(0.1, 0.98, 50)
+    observe([betas])
+    changed = varied(betas, shape, generator(1))
+    assert bool(((changed > 0) & (changed < 1)).all())
+    assert float(changed.std()) > 0.1 and not torch.equal(changed, betas)
+    ones = torch.ones(50)
+    observe([ones])
+    assert bool((varied(ones, (50,), generator(1)) > 1).any())
+
+
 def test_zeros_and_whole_numbers() -> None:
     zeros, counts = torch.zeros(4), torch.tensor([3, 4])
     observe([zeros, counts])

@@ -463,6 +463,10 @@ def _check_graph(graph: Graph, target: Target) -> None:
         )
 
 
+SELECTING = frozenset({"index", "index_put", "masked_select", "masked_scatter", "nonzero"})
+"""Operations that select as many elements as a mask has true ones."""
+
+
 def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workload: Workload) -> tuple[str, ...]:
     """Sizes that verification may vary: not sizes of parameters, and not sizes that an index tensor may refer to."""
     fixed = sizes_of_computed_indices(graph)
@@ -475,12 +479,15 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
             larger = {name for name, value in graph.sizes.items() if value > argument.high}
             fixed |= larger if indexed is None else indexed
     held = [item for item in graph.inputs if item.kind is not InputKind.ARGUMENT]
+    of_module = {name for item in held for size in item.type.shape for name in size.symbols()}
     for item in held:
         if item.name in indexing:
             # Buffers keep their values at all sizes.
             indexed = sizes_behind_indices(graph, item.name)
-            of_module = {name for other in held for size in other.type.shape for name in size.symbols()}
             fixed |= of_module if indexed is None else indexed
+        elif item.type.dtype == "bool" and any(node.word in SELECTING for node in graph.readers(item.name)):
+            # How many elements it selects is the size of other tensors.
+            fixed |= of_module
     in_shapes = {name for item in graph.inputs for size in item.type.shape for name in size.symbols()}
     return tuple(name for name in graph.sizes if name in in_shapes and name not in fixed)
 

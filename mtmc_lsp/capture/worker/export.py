@@ -62,6 +62,8 @@ DISTRIBUTIONS = Path(torch.distributions.__file__).parent
 """The folder of the modules whose checks of arguments read values."""
 WITHOUT_CHECKS = "Construct distributions with validate_args=False: their checks read the values of a tensor."
 
+WITHOUT_ASSERTION = "Move the assertion to the code that calls the target: it reads the values of a tensor."
+
 
 class _Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     """The target as a module without submodules: export accepts only modules, and would undo assignments to a user's module."""
@@ -377,7 +379,9 @@ def export_error(error: Exception, target: Target) -> MtmcError:
     if any(isinstance(cause, DATA_DEPENDENT) for cause in causes):
         every = (frame for cause in causes for frame in traceback.extract_tb(cause.__traceback__))
         is_check = any(Path(frame.filename).parent == DISTRIBUTIONS for frame in every)
-        return depends_on_values(target, line, WITHOUT_CHECKS if is_check else "")
+        is_assertion = bool(frames) and (frames[-1].line or "").startswith("assert")
+        remedy = WITHOUT_ASSERTION if is_assertion else ""
+        return depends_on_values(target, line, WITHOUT_CHECKS if is_check else remedy)
     operator = next((cause.func for cause in causes if isinstance(cause, UnsupportedOperatorException)), None)
     problem = f"calls {operator}, which torch.export cannot trace" if operator else "cannot be traced by torch.export"
     reason = "" if operator else first_sentence(str(error))

@@ -18,6 +18,7 @@ from mtmc_lsp.capture.worker.loops.products import (
     compared_gather,
     compared_position,
     elementwise_product,
+    selected_parts,
 )
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
 from mtmc_lsp.capture.worker.loops.tensors import (
@@ -313,7 +314,9 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             self._prepare_change(tensor)
             self._sequences.forget(storage_of(tensor), storage_of)
         watched = Watched()
-        product = elementwise_product(function, args) if not kwargs else None
+        product: Any = elementwise_product(function, args) if not kwargs else None
+        if product is None and not is_sequence:
+            product = selected_parts(function, args, kwargs)
         if product is None and not is_sequence and not kwargs:
             product = compared_gather(function, args)
         if product is None and not is_sequence:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import torch
 
 from mtmc_lsp.capture.worker.loops.gradients import stacked
 from mtmc_lsp.capture.worker.loops.iteration import NotKept
 from mtmc_lsp.capture.worker.loops.markers import operators
+
+JOINING = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
+"""Functions that join tensors along a dimension."""
+BY_RANK = {
+    torch.vstack: {1: (0, True), 2: (0, False)},
+    torch.hstack: {0: (0, True), 1: (0, False), 2: (1, False)},
+    torch.column_stack: {0: (0, True), 1: (1, True), 2: (1, False)},
+}
+"""Functions that choose the dimension by the rank of the tensors (2: at least 2), and whether each becomes a slice of it."""
 
 
 class _Appended:
@@ -19,10 +29,15 @@ class _Appended:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        items = args[0] if args and isinstance(args[0], Collected) else (kwargs or {}).get("tensors")
-        dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
-        if function in (torch.stack, torch.cat, torch.concat) and isinstance(items, Collected) and isinstance(dim, int):
-            return items.joined(dim, is_stack=function is torch.stack)
+        given = {**dict(zip(("tensors", "dim"), args, strict=False)), **(kwargs or {})}
+        if "axis" in given:
+            given["dim"] = given.pop("axis")  # torch takes NumPy's name as well
+        items, dim = given.get("tensors"), given.get("dim", 0)
+        if isinstance(items, Collected) and given.keys() <= {"tensors", "dim"} and isinstance(dim, int):
+            if function in BY_RANK and len(args) < 2 and "dim" not in given:
+                return items.joined_by_rank(BY_RANK[function])
+            if function in JOINING:
+                return items.joined(dim, is_stack=function is torch.stack)
         raise NotKept(f"{getattr(function, '__name__', function)} reads a list that it appends to")
 
 
@@ -50,6 +65,19 @@ class Collected(list):  # type: ignore[type-arg]
             joined = stacked(part, dim % rank) if part.requires_grad else operators().stack(part, dim % rank)
             pieces.append(joined if is_stack else joined.flatten(dim % rank, dim % rank + 1))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+    def joined_by_rank(self, rules: Mapping[int, tuple[int, bool]]) -> torch.Tensor:
+        """``torch.hstack`` and the like: the rule for the rank of the items says along which dimension they are joined."""
+        ranks = {
+            rank
+            for part in self.parts
+            for rank in ([item.dim() for item in part] if isinstance(part, list) else [part.dim() - 1])
+        }
+        rule = rules.get(min(ranks.pop(), 2)) if len(ranks) == 1 else None
+        if rule is None:
+            self._refused()
+        dim, is_stack = rule
+        return self.joined(dim, is_stack=is_stack)
 
     def __len__(self) -> Any:
         raise NotKept("the length of a list that it appends to is read")
@@ -86,7 +114,7 @@ class Collected(list):  # type: ignore[type-arg]
         """Reverse the list in place."""
         self.parts = self[::-1].parts
 
-    def _refused(self, *_: Any, **__: Any) -> Any:
+    def _refused(self, *_: Any, **__: Any) -> NoReturn:
         raise NotKept("a list that it appends to is used in another way than by torch.stack or torch.cat")
 
     __iter__ = __contains__ = __add__ = __radd__ = __iadd__ = __mul__ = __setitem__ = __delitem__ = _refused

@@ -1,4 +1,4 @@
-"""Products in the body of a loop that are elementwise, where one operand has all of their dimensions, and reads at indices.
+"""Products in the body of a loop that are elementwise, where one operand has all of their dimensions, and reads of parts.
 
 ``einsum("bdn,bn->bd", x, c)`` multiplies each element of ``x`` once. As a multiplication and a sum it runs step by step.
 """
@@ -37,6 +37,23 @@ def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | 
         if left.dim() > 2 and right.dim() > 2 and _is_one(left.shape[-2]):
             return (left.transpose(-1, -2) * right).sum(-2, keepdim=True)
     return None
+
+
+def selected_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...] | None:
+    """``x.unbind(dim)`` as slices of one element each; ``None`` if it is another call, or the size may change."""
+    if function not in (torch.unbind, torch.Tensor.unbind):
+        return None
+    given = {**dict(zip(("input", "dim"), args, strict=False)), **kwargs}
+    x, dim = given.pop("input", None), given.pop("dim", 0)
+    if (
+        given
+        or not isinstance(x, torch.Tensor)
+        or not isinstance(dim, int)
+        or not x.dim()
+        or type(x.shape[dim]) is not int
+    ):
+        return None
+    return tuple(x.select(dim, i) for i in range(x.shape[dim]))
 
 
 def compared_gather(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:

@@ -147,7 +147,7 @@ def _contains_traced(value: Any) -> bool:
 def numbers_in(value: Any) -> Iterator[Any]:
     """The leaves of nested tuples, lists, dictionaries and slices."""
     if isinstance(value, (tuple, list)):
-        for item in value:
+        for item in _items(value):
             yield from numbers_in(item)
     elif isinstance(value, dict):
         yield from numbers_in(list(value.values()))
@@ -155,6 +155,11 @@ def numbers_in(value: Any) -> Iterator[Any]:
         yield from (value.start, value.stop, value.step)
     else:
         yield value
+
+
+def _items(value: tuple[Any, ...] | list[Any]) -> Iterator[Any]:
+    """The items of a sequence. A list to which a kept loop appended refuses its own iteration; it holds no numbers."""
+    return list.__iter__(value) if isinstance(value, list) else iter(value)
 
 
 def is_recognisable(value: float) -> bool:
@@ -335,7 +340,7 @@ def _described(value: Any, *, by_text: bool) -> object:
     if isinstance(value, torch.Tensor):
         return ("tensor", str(tuple(value.shape)), str(value.dtype))
     if isinstance(value, (tuple, list)):
-        return [_described(item, by_text=by_text) for item in value]
+        return [_described(item, by_text=by_text) for item in _items(value)]
     if isinstance(value, dict):
         return [(str(key), _described(item, by_text=by_text)) for key, item in value.items()]
     if isinstance(value, slice):

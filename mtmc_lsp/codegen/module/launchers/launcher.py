@@ -131,6 +131,7 @@ class Launcher(LauncherMemory):
         if any(prim == "seed" for _, prim in kernel.tensors):
             self.uses_seed = True
         arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
+        self._read_by_kernels.update(arguments)
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
         arguments += [self.output(ref, regions) for _, ref in kernel.outputs]
         arguments += [self.allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
@@ -258,7 +259,11 @@ class Launcher(LauncherMemory):
         numbers = dict.fromkeys(name for node in nodes for number in numbers_of_node(node) for name in number.names())
         kept = set(self.kept)
         read = {ref.name for node in graph.nodes if node.name not in kept for ref in node.inputs()}
-        results = [self.variables[Ref(name)] for name in self.kept if name in read]
+        variables = {name: self.variables[Ref(name)] for name in self.kept}
+        # A kernel may read a view of a table whose copy only torch reads.
+        results = [
+            variable for name, variable in variables.items() if name in read or variable in self._read_by_kernels
+        ]
         return table_function(
             base,
             self.input_names[graph.inputs[0].name],

@@ -100,6 +100,8 @@ class LauncherValues:
         """Statements that create tables: tensors that depend only on sizes."""
         self.kept: list[str] = []
         """The nodes that these statements compute."""
+        self._read_by_kernels: set[str] = set()
+        """Variables that kernels get as arguments."""
         self._counts = call_counters(graph)
         self._allocated: set[str] = set()
         """Variables of tensors that the launcher allocated."""

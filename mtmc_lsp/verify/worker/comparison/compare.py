@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, TOLERANCE
-from mtmc_lsp.verify.error_limits import FACTORS, LEAST, NOISE, Agreement, Measurement, judge
+from mtmc_lsp.verify.error_limits import FACTORS, GRADIENT_OF, LEAST, NOISE, Agreement, Measurement, judge
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
 from mtmc_lsp.verify.worker.comparison.distances import (
@@ -250,7 +250,7 @@ def compare_case(
     outputs = len(expected["facts"])
     for i, (candidate, reference) in enumerate(zip(observed["results"], expected["results"], strict=False)):
         is_gradient = i >= outputs
-        name = f"gradient of {expected['gradients'][i - outputs]}" if is_gradient else f"result {i}"
+        name = f"{GRADIENT_OF}{expected['gradients'][i - outputs]}" if is_gradient else f"result {i}"
         oracle, sensitivity = expected["oracle"][i], expected["sensitivity"].get(i, 0.0)
         ties, ill_conditioned = expected["ties"].get(i), expected["ill_conditioned"].get(i)
         conditioning = expected["conditioning"].get(i, 0.0)

@@ -22,6 +22,8 @@ class _Facts:
     """Of the tensor: a write changes it."""
     is_positive: bool
     """Whether no value is negative."""
+    is_fraction: bool
+    """Whether all values are from 0 to below 1, as those of a decay: code may take the root of what is left to 1."""
     range: torch.Tensor
     """How far values vary if some are negative."""
 
@@ -32,10 +34,11 @@ _known = WeakTensorKeyDictionary()
 def observe(tensors: Iterable[torch.Tensor]) -> None:
     """Compute once what :func:`varied` needs to know of these tensors, with one read from the device."""
     new = [tensor for tensor in tensors if tensor.is_floating_point() and _facts_of(tensor) is None]
-    positive = numbers([(tensor.detach() >= 0).all() for tensor in new])
-    for tensor, is_positive in zip(new, positive, strict=True):
-        value = tensor.detach()
-        _known[tensor] = _Facts(_version(tensor), bool(is_positive), 0.1 * value.abs().mean())
+    values = [tensor.detach() for tensor in new]
+    # 0 for negative values, 1 for fractions, 2 for others.
+    kinds = numbers([(value >= 0).all() * (2 - (value < 1).all().int()) for value in values])
+    for tensor, value, kind in zip(new, values, kinds, strict=True):
+        _known[tensor] = _Facts(_version(tensor), kind > 0, kind == 1, 0.1 * value.abs().mean())
 
 
 def _facts_of(tensor: torch.Tensor) -> _Facts | None:
@@ -48,7 +51,8 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def varied(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """A parameter with values other than the initial ones and zeros, which hide mistakes. Non-negative values stay positive.
+    """A parameter with values other than the initial ones and zeros, which hide mistakes. Non-negative values stay positive,
+    and fractions stay below 1.
 
     If the case has another shape, the values are drawn with the same mean and standard deviation.
 
@@ -68,8 +72,12 @@ def varied(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generato
         drawn = torch.randn(tuple(shape), generator=generator, device=device)
         value = (wide.mean() + deviation * drawn).to(value.dtype)
         value = value.abs() if facts.is_positive else value
+        value = torch.minimum(value, wide.max().to(value.dtype)) if facts.is_fraction else value
         spread = 0.1 * value.abs().mean()
     noise = torch.rand(tuple(shape), generator=generator, device=device)
     if facts.is_positive:
-        return (value * (0.75 + 0.5 * noise) + 0.05 * noise).to(value.dtype)
+        moved = value * (0.75 + 0.5 * noise) + 0.05 * noise
+        if facts.is_fraction:
+            moved = torch.minimum(moved, value + 0.5 * (1 - value) * noise)
+        return moved.to(value.dtype)
     return (value + spread * (noise - 0.5)).to(value.dtype)
