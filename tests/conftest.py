@@ -26,37 +26,18 @@ def pytest_configure(config: pytest.Config) -> None:
         compileall.compile_dir(ROOT / "mtmc_lsp", quiet=2)
 
 
-SLOW_MODULES = frozenset(
-    f"tests/{name}.py"
-    for name in """
-    capture/test_einsum cli/test_bad_input codegen/test_accuracy codegen/test_image_sizes codegen/test_run_time_numbers cli/test_crashes cli/test_train cli/test_dependencies cli/test_hostile_project cli/test_interpreters
-    cli/test_record cli/test_regions codegen/test_attention_masks codegen/test_families codegen/test_large_tensors
-    codegen/test_masked_operands codegen/test_moments codegen/test_random_chains codegen/test_recurrent_kernels
-    codegen/test_running_products codegen/test_special_values_of_functions codegen/test_special_values_of_losses
-    codegen/test_stream_k core/test_fork_server core/test_protocol core/test_worker device/test_plans
-    evolve/test_evolve_command examples/test_optimised llm/test_editor llm/test_run planning/test_actions planning/test_convolutions
-    planning/test_costs planning/test_few_channels planning/test_im2win planning/test_long_graphs planning/test_networks
-    planning/test_pooling planning/test_precisions planning/test_recurrence planning/test_sequences
-    planning/test_side_by_side planning/test_split programs/test_captures server/test_cancel server/test_fuzz server/test_hostile_folders
-    server/test_hostile_workspaces
-    policies/test_training policies_lm/test_new_model policies_lm/test_ppo policies_lm/test_scoring policies_lm/test_train_command policies_lm/test_training
-    training/test_autocast training/test_batch_norm training/test_compiled_programs training/test_planted_faults training/test_second_derivatives
-    training/test_targets training/test_timing training/test_training_programs training/test_user_losses
-    loops/test_blocks loops/test_chunk_values loops/test_chunks loops/test_scan_values loops/test_scans loops/test_sequences loops/test_training
-    search/test_public_suite verify/test_choices verify/test_faults verify/test_left_out_elements verify/test_pair_cheats verify/test_pairs
-    cli/test_search_option cli/test_sibling cluster/test_conversation core/test_branches loops/test_cells loops/test_kernels
-    training/test_attention training/test_linear_losses verify/test_programs_at_once verify/test_streams verify/test_use
-    verify/test_network_faults verify/test_real_sizes verify/test_state verify/test_surroundings verify/test_timer_commands
-    """.split()
+SLOW = frozenset(
+    line for line in (ROOT / "tests" / "slow_tests.txt").read_text("utf-8").splitlines() if not line.startswith("#")
 )
-"""Modules that take more than 12 s each and that other fast tests cover in part. They get the mark ``slow``."""
+"""Modules, functions and their variants with the mark ``slow``, beside those that set it themselves."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow modules before pytest selects by mark."""
+    """Mark the slow tests before pytest selects by mark."""
     for item in items:
-        if item.path.relative_to(ROOT).as_posix() in SLOW_MODULES:
+        function, _, _ = item.nodeid.partition("[")
+        if not SLOW.isdisjoint((item.nodeid, function, item.path.relative_to(ROOT).as_posix())):
             item.add_marker(pytest.mark.slow)
 
 
