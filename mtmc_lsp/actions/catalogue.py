@@ -119,7 +119,9 @@ def proposals(situation: Situation) -> list[MacroAction]:
         more = -most if action.kind is ActionKind.CUDA_GRAPH else host_us[action.key]
         # The memory format of all images affects the gain of every other action, so it goes first. So does a loop that saves
         # much memory, or time before there are kernels: kernels for the values in the loop would be dropped by it.
-        loops_first = action.kind is ActionKind.CHUNK_ROWS and not situation.schedule.kernels and action.expected.saved_us > 0
+        loops_first = (
+            action.kind is ActionKind.CHUNK_ROWS and not situation.schedule.kernels and action.expected.saved_us > 0
+        )
         saves_much = action.expected.saved_memory >= MUCH_MEMORY
         goes_first = action.params.get("rule") == propagation.RULE or saves_much or loops_first
         # Before all of them, a CUDA graph as the first step: it shows their gains.

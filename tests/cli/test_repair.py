@@ -57,7 +57,9 @@ def test_a_repair_is_verified_against_the_reference(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fault_that_no_edit_repairs_leaves_the_file_and_is_exit_code_1(tmp_path: Path) -> None:
-    text = source("softmax").replace("e = tl.exp(x - tl.max(x, axis=0))", "e = tl.exp(x - tl.max(x, axis=0)) + 0.25 * x * x")
+    text = source("softmax").replace(
+        "e = tl.exp(x - tl.max(x, axis=0))", "e = tl.exp(x - tl.max(x, axis=0)) + 0.25 * x * x"
+    )
     file = project(tmp_path, text)
     answer = mtmc(tmp_path, "repair", "model.py::softmax", "--apply", "--seconds", "20", **NO_GPU)
     assert answer.code == 1, answer.err
