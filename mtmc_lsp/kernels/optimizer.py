@@ -153,7 +153,7 @@ class SourceOptimizer:
             is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
             if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
                 # Tuning gains most often, so it comes before the other edits where the time is short.
-                # A kernel of which too few configurations can be compiled gets the edits that compile once.
+                # If there is no time to compile several configurations, edits that compile only one come first.
                 left.sort(key=lambda p: (p.name == LAST) == self._compiles_slowly())
             if self._start is not None and self._start.is_launch_bound:
                 # An autotuner makes each launch longer, unless compiled versions are launched directly.

@@ -33,13 +33,14 @@ class EarlyProcesses:
         self.trials, self.candidate = (
             sandboxed_worker(python, cwd, self.kernels, hidden, fork_server) for _ in range(2)
         )
+        # The trials first: their process tells which GPU it is.
+        self._workers = (self.trials, self.reference.worker, self.candidate)
         self._is_over = False
         self._thread = threading.Thread(target=self._start, name="early processes", daemon=True)
         self._thread.start()
 
     def _start(self) -> None:
-        # The trials first: their process tells which GPU it is.
-        for worker in (self.trials, self.reference.worker, self.candidate):
+        for worker in self._workers:
             if self._is_over:
                 return
             with contextlib.suppress(MtmcError):
@@ -55,10 +56,10 @@ class EarlyProcesses:
         if self._is_over:
             return
         self._is_over = True
-        for worker in (self.trials, self.reference.worker, self.candidate):
+        for worker in self._workers:
             worker.kill()
         self._thread.join(START_SECONDS)
-        for worker in (self.trials, self.reference.worker, self.candidate):
+        for worker in self._workers:
             worker.close()
         for folder in (self.kernels, self.reference.secret, self.reference.inputs):
             shutil.rmtree(folder, ignore_errors=True)

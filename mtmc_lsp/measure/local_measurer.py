@@ -174,7 +174,7 @@ class LocalMeasurer:
             starting = self._background.submit(self._start_timing, trial_process)
             self._background.submit(self._process.warm_up)
             self._background.submit(self._reference.start)
-            # Nothing of the first step waits for the baselines.
+            # Baselines start last, because the first step does not need them.
             starting.add_done_callback(lambda _: self._warm_up_later(baseline_process))
             self._compiler.prepare()
 

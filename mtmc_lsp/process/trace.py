@@ -40,11 +40,11 @@ def processor_seconds(pid: int) -> float:
     """Processor time of a process and of its children that run: a supervisor's child does the work."""
     with contextlib.suppress(OSError):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
-        return sum(_own_seconds(each) for each in (str(pid), *children))
+        return sum(_seconds_of(each) for each in (str(pid), *children))
     return 0.0
 
 
-def _own_seconds(pid: str) -> float:
+def _seconds_of(pid: str) -> float:
     with contextlib.suppress(OSError):
         # After the name, which may contain spaces: the state, ten numbers, then user and system time.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()

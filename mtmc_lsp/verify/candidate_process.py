@@ -66,7 +66,7 @@ class CandidateProcess:
         self._reason = known.read_text(encoding="utf-8") if known is not None and known.exists() else ""
         self._isolation: Isolation | None = None
         self._is_used = False
-        """Whether the present process may have run a candidate; one that was only started serves the next candidate."""
+        """Whether the process may have run a candidate. If it has not, the next candidate uses it, too."""
         self.gpu = ""
         """The GPU's UUID; known after the start."""
         self.free_bytes = 0

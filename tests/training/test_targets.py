@@ -163,7 +163,7 @@ def test_gradients_that_rounding_decides_are_not_compared(checker: Checker) -> N
 
 @pytest.mark.parametrize(("name", "kernels"), [("gated", 1), ("layer norm", 2)], ids=["gated", "layer norm"])
 def test_gradients_that_read_the_same_tensors_share_a_kernel(checker: Checker, name: str, kernels: int) -> None:
-    """A layer norm: one kernel for all gradients, and one that adds the sums of its programs over the rows."""
+    """The backward pass of a layer norm has two kernels: the first computes gradients and partial sums, the second adds these."""
     text = re.sub(r"\bD=\d+", "D=4096", re.sub(r"\bB=\d+", "B=4096", TARGETS[name])).replace("f32", "bf16")
     source = planned(checker.capture(HEAD + text)).source
     backward = re.search(r"^def f_backward\(.*?\n(?=\n\nclass )", source, re.DOTALL | re.MULTILINE)

@@ -95,7 +95,7 @@ class FirstVersion:
 
 
 def is_network(situation: Situation) -> bool:
-    """Whether the target has so many operations that its first step changes all of them. Loops over time get separate steps."""
+    """Whether the first step may change all operations: the target has many, and no loop over time, which gets separate steps."""
     graph = situation.ir.graph
     if graph.backward is not None or any(node.loop is not None or node.row_loop is not None for node in graph.nodes):
         return False

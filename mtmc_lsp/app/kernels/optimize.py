@@ -195,7 +195,7 @@ class KernelOptimization:
         opened, steps = self.target.opened, optimizer.steps
         accepted = [step for step in steps if step.status is StepStatus.ACCEPTED]
         timing = accepted[-1].timing if accepted else None
-        # Of both comparisons, the one that shows the gain over the file as it stands.
+        # Single calls or rows of calls: the comparison that shows the gain over the file as it stands.
         timing = (decisive(timing, "eager") or timing) if timing is not None else None
         status = _status(accepted, steps, timing)
         kept = text if status in (RunStatus.IMPROVED, RunStatus.UNMEASURED) else opened.text

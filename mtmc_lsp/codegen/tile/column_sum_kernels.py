@@ -7,7 +7,7 @@ operations after the sums. There are no atomics, so results are deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.index import Index
@@ -15,13 +15,11 @@ from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, TRITON_DTYPES, Code, next_power_of_2_text
 from mtmc_lsp.codegen.module.naming import value_name
-from mtmc_lsp.codegen.tile.tile import merge_axes
-from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
+from mtmc_lsp.codegen.tile.tile_kernel import AxisGroups, TileWriter, merged_axes, separate_axes, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.reductions.column_sums import (
     MOST_ACCUMULATORS,
@@ -47,7 +45,7 @@ def write_column_sum_kernels(
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """Write the kernel that walks the rows, and the one that adds the sums of its programs.
+    """Write two kernels: the first walks the rows and writes partial sums, the second adds these.
 
     Raises:
         CannotCode: an operation of the region is not supported.
@@ -61,22 +59,19 @@ def write_column_sum_kernels(
         for prim in region.sums
     }
     rows, after = part_for_rows(ir, region), part_after_sums(ir, region)
-    # A first pass with separate axes shows which neighbouring axes all accesses walk as one.
-    separate = [[axis] for axis in rows.parallel_axes], [[axis] for axis in rows.reduced_axes]
-    probe = _RowWriter(ir, rows, buffers, config, *separate, partials)
+    probe = _RowWriter(ir, rows, buffers, config, separate_axes(rows), partials)
     probe.write()
-    reduced = merge_axes(rows.reduced_axes, probe.accesses)
-    walker = _RowWriter(ir, rows, buffers, config, merge_axes(rows.parallel_axes, probe.accesses), reduced, partials)
+    parallel, reduced = merged_axes(probe)
+    walker = _RowWriter(ir, rows, buffers, config, (parallel, reduced), partials)
     walker.wide_columns = any(steps_far(reduced, access) for access in probe.accesses)
-    kernels = [walker.kernel(name, docstring)]
+    kernel = walker.kernel(name, docstring)
     adding = replace(config, rows=1, block=COLUMNS, warps=4, persist=0)
-    adder = _SumWriter(ir, after, buffers, adding, [[axis] for axis in after.parallel_axes], [], partials)
-    adder.programs = config.persist
-    return [*kernels, adder.kernel(f"{name.removesuffix('_kernel')}_sums_kernel")]
+    adder = _SumWriter(ir, after, buffers, adding, separate_axes(after), partials)
+    return [kernel, adder.kernel(f"{name.removesuffix('_kernel')}_sums_kernel")]
 
 
-class _RowWriter(TileWriter):
-    """Writes the kernel that walks rows."""
+class _PartialsWriter(TileWriter):
+    """Writes one of the kernels."""
 
     def __init__(
         self,
@@ -84,14 +79,23 @@ class _RowWriter(TileWriter):
         region: Region,
         buffers: Mapping[str, TensorType],
         config: TileConfig,
-        parallel: Sequence[Sequence[Axis]],
-        reduced: Sequence[Sequence[Axis]],
+        axes: AxisGroups,
         partials: Mapping[str, Scratch],
     ) -> None:
         self.partials = partials
+        """The buffer of the partial sums, by sum."""
         self.totals: dict[str, str] = {}
         """The accumulator of each sum."""
-        super().__init__(ir, region, buffers, config, [list(g) for g in parallel], [list(g) for g in reduced])
+        self.pointers: dict[str, str] = {}
+        """The parameter for the buffer of each sum."""
+        super().__init__(ir, region, buffers, config, *axes)
+
+    def _buffers(self) -> tuple[tuple[str, Scratch], ...]:
+        return tuple((pointer, self.partials[prim]) for prim, pointer in self.pointers.items())
+
+
+class _RowWriter(_PartialsWriter):
+    """Writes the kernel that walks rows."""
 
     def write(self) -> list[str]:
         """Write the statements for one tile of rows."""
@@ -114,18 +118,18 @@ class _RowWriter(TileWriter):
         body, stages = self.write(), self.config.stages
         walk = loop_over_work_items(body, self.work_items(), holds_loads=holds_loads, stages=stages)
         shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
-        before, after, written = [], [], []
+        before, after = [], []
         self.parameters.size(self.n_cols)
         for prim, scratch in self.partials.items():
-            total, pointer = self.totals[prim], self.parameters.names.unique(f"{scratch.name}_ptr")
+            total = self.totals[prim]
+            self.pointers[prim] = pointer = self.parameters.names.unique(f"{scratch.name}_ptr")
             before.append(f"{total} = tl.zeros({shape}, {TRITON_DTYPES[scratch.dtype]})")
             value = f"tl.sum({total}, axis=0, keep_dims=True)" if self.rows_per_program > 1 else total
             mask = ", mask=col_mask" if self.col_masked else ""
             at = f"tl.program_id(0).to(tl.int64) * {n_cols} + cols"
             after.append(f"tl.store({pointer} + {at}, {value}{mask})")
-            written.append((pointer, scratch))
         body = [*before, *walk, *after]
-        kernel = self.finish(name, docstring, body, scratch_written=tuple(written))
+        kernel = self.finish(name, docstring, body, scratch_written=self._buffers())
         return kernel if self.n_cols.is_constant else replace(kernel, warps_text=self._warps_text())
 
     def _warps_text(self) -> str:
@@ -142,29 +146,13 @@ class _RowWriter(TileWriter):
         return min(super()._most_columns, MOST_ACCUMULATORS // (len(self.partials) * self.rows_per_program))
 
 
-class _SumWriter(TileWriter):
+class _SumWriter(_PartialsWriter):
     """Writes the kernel that adds the sums of all programs."""
-
-    programs = 1
-
-    def __init__(
-        self,
-        ir: KernelIR,
-        region: Region,
-        buffers: Mapping[str, TensorType],
-        config: TileConfig,
-        parallel: list[list[Axis]],
-        reduced: list[list[Axis]],
-        partials: Mapping[str, Scratch],
-    ) -> None:
-        self.partials = partials
-        self.read: list[tuple[str, Scratch]] = []
-        super().__init__(ir, region, buffers, config, parallel, reduced)
 
     def kernel(self, name: str) -> Kernel:
         """The kernel."""
         body = self.write()
-        return self.finish(name, "Adds the sums of all program instances.", body, scratch_read=tuple(self.read))
+        return self.finish(name, "Adds the sums of all program instances.", body, scratch_read=self._buffers())
 
     def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         if prim.op is not PrimOp.REDUCE:
@@ -180,17 +168,17 @@ class _SumWriter(TileWriter):
         unique, scratch = self.parameters.names.unique, self.partials[prim.name]
         word = scratch.name.removesuffix("_parts")
         pointer, total = unique(f"{scratch.name}_ptr"), unique(f"{word}_totals")
-        self.read.append((pointer, scratch))
+        programs, width = scratch.shape[0].constant, self.parameters.size(scratch.shape[1])
+        self.pointers[prim.name] = pointer
         offset = self.tile.index(self.tile.index_of(self.region.parallel_axes))
-        width = self.parameters.size(scratch.shape[1])
         columns = f"({offset.text})[None, :]" if offset.text != "cols" else "cols[None, :]"
         mask = " & col_mask[None, :]" if self.col_masked else ""
         parts = unique("parts")
         self.lines += [
             f"{total} = tl.zeros([{PARTS}, BLOCK], {TRITON_DTYPES[scratch.dtype]})",
-            f"for first_part in range(0, {self.programs}, {PARTS}):",
+            f"for first_part in range(0, {programs}, {PARTS}):",
             f"    {parts} = first_part + tl.arange(0, {PARTS})[:, None]",
-            f"    part_mask = ({parts} < {self.programs}){mask}",
+            f"    part_mask = ({parts} < {programs}){mask}",
             f"    {total} += tl.load({pointer} + {parts} * {width.at(PRODUCT)} + {columns}, mask=part_mask, other=0.0)",
         ]
         name = unique(f"{word}_total")

@@ -12,8 +12,7 @@ from dataclasses import replace
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, blocks_text
-from mtmc_lsp.codegen.tile.tile import merge_axes
-from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
+from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, merged_axes, separate_axes, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.axes import Axis
@@ -39,14 +38,9 @@ def write_split_kernels(
         CannotCode: an operation of the region is not supported.
     """
     config = replace(config, loop=True)
-    probe = TileWriter(
-        ir, region, buffers, config, [[a] for a in region.parallel_axes], [[a] for a in region.reduced_axes]
-    )
+    probe = TileWriter(ir, region, buffers, config, *separate_axes(region))
     probe.write()
-    parallel, reduced = (
-        merge_axes(region.parallel_axes, probe.accesses),
-        merge_axes(region.reduced_axes, probe.accesses),
-    )
+    parallel, reduced = merged_axes(probe)
     wide = any(steps_far(reduced, access) for access in probe.accesses)
 
     def pass_writer() -> _PassWriter:

@@ -52,6 +52,10 @@ SCANS = {
 """For each scan function: neutral element, scan of a block, combination of two results, and total of a block."""
 
 
+AxisGroups = tuple[list[list[Axis]], list[list[Axis]]]
+"""Groups of parallel and of reduced axes. A kernel has one index for each group."""
+
+
 def write_tile_kernel(
     ir: KernelIR,
     region: Region,
@@ -65,12 +69,9 @@ def write_tile_kernel(
     Raises:
         CannotCode: an operation of the region is not supported.
     """
-    # A first pass with separate axes shows which neighbouring axes all accesses walk as one.
-    separate_axes = [[axis] for axis in region.parallel_axes], [[axis] for axis in region.reduced_axes]
-    probe = TileWriter(ir, region, buffers, config, *separate_axes)
+    probe = TileWriter(ir, region, buffers, config, *separate_axes(region))
     probe.write()
-    parallel = merge_axes(region.parallel_axes, probe.accesses)
-    reduced = merge_axes(region.reduced_axes, probe.accesses)
+    parallel, reduced = merged_axes(probe)
     column_axes_set = column_axes(ir, region)
     columns = (
         [group for group in parallel if group[-1] in column_axes_set] if region.kind is RegionKind.MAP else reduced
@@ -81,6 +82,16 @@ def write_tile_kernel(
     if config.persist:
         body = loop_over_work_items(body, writer.work_items())
     return writer.finish(name, docstring, body)
+
+
+def separate_axes(region: Region) -> AxisGroups:
+    """The parallel and the reduced axes, each alone, for a first pass: it shows which of them all accesses walk as one."""
+    return [[axis] for axis in region.parallel_axes], [[axis] for axis in region.reduced_axes]
+
+
+def merged_axes(probe: TileWriter) -> AxisGroups:
+    """The parallel and the reduced axes, with neighbours joined where all accesses of a first pass walk them as one."""
+    return merge_axes(probe.region.parallel_axes, probe.accesses), merge_axes(probe.region.reduced_axes, probe.accesses)
 
 
 def steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:

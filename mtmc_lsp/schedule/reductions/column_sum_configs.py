@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.reductions.column_sums import MOST_ACCUMULATORS
 from mtmc_lsp.ir.regions import Region
@@ -52,11 +52,7 @@ def column_sum_variants(ir: KernelIR, region: Region, device: DeviceModel) -> It
         for warps in (1, 2, 4, 8, 16, 32):
             if 4 <= rows * padded / (warps * device.warp_size) <= 64:
                 config = _config(ir, region, device, rows, padded, warps)
-                yield from (config, *(_with_programs(config, device.sm_count * number) for number in (1, 2)))
-
-
-def _with_programs(config: TileConfig, programs: int) -> TileConfig:
-    return replace(config, persist=programs)
+                yield from (config, *(replace(config, persist=device.sm_count * number) for number in (1, 2)))
 
 
 def _config(ir: KernelIR, region: Region, device: DeviceModel, rows: int, padded: int, warps: int) -> TileConfig:
@@ -88,8 +84,4 @@ def streamed(region: Region) -> list[str]:
 def partial_bytes(ir: KernelIR, region: Region, config: TileConfig) -> float:
     """Bytes of the sums that the programs write, and that the second launch reads."""
     columns = region.columns.value(ir.graph.sizes)
-    return 2.0 * config.persist * columns * sum(ITEMSIZE[_dtype(ir, name)] for name in region.sums)
-
-
-def _dtype(ir: KernelIR, name: str) -> str:
-    return "float64" if ir.prims[name].dtype == "float64" else "float32"
+    return 2.0 * config.persist * columns * sum(ITEMSIZE[compute_dtype(ir.prims[name].dtype)] for name in region.sums)
