@@ -65,7 +65,7 @@ def calibrate(python: str = "", cwd: Path | None = None) -> CalibratedDevice:
 
 
 def calibrate_first(python: str, devices: Sequence[str], fork_server: ForkServer | None = None) -> list[str]:
-    """Measure the GPUs that were not measured before, so that no run's budget pays for it. Errors are left to the runs.
+    """Measure new GPUs, so that no run's budget pays for it. Errors are ignored here; the runs report them.
 
     Args:
         devices: values of ``CUDA_VISIBLE_DEVICES`` that select one GPU each.
@@ -91,7 +91,7 @@ def calibrate_first(python: str, devices: Sequence[str], fork_server: ForkServer
 
 
 def _is_known(gpu: str, torch: str) -> bool:
-    """Whether a GPU was measured, by its name and driver as ``nvidia-smi`` prints them: a look without a start of CUDA."""
+    """Whether a GPU was measured. Its name and driver, as ``nvidia-smi`` prints them, tell that without a CUDA context."""
     name, _, driver = gpu.rpartition(", ")
     return cached_device(Environment("", torch, "", name, "", driver)) is not None
 

@@ -36,7 +36,7 @@ MOST_BYTES = 16e9
 INTERPRETER_SECONDS = 6.0
 """Time for the interpreter on the file as it stands, where a GPU can observe it otherwise."""
 INTERPRETER_SHARE, LEAST_SECONDS = 0.15, 1.0
-"""All its calls for that take no larger share of a short run, but each gets this many seconds."""
+"""Share of a run's time that all interpreter calls may take, and the seconds that each call gets even if the share is spent."""
 QUICK_SECONDS = 3.0
 """Where the interpreter takes longer for the file as it stands, only the GPU observes its versions."""
 CHECK_SECONDS = 60.0
