@@ -168,7 +168,7 @@ def measured(
             run = make()
             if run is None:
                 continue
-            results = [each for each in flatten(run()) if each is not None]
+            results = [each for each in flatten(run()) if isinstance(each, torch.Tensor)]
             if name == eager:
                 expected = results
             elif expected:
@@ -254,8 +254,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def provenance(packages: Iterable[str]) -> dict[str, Any]:
-    """The commit, the GPU and the versions of the packages."""
-    found = {name: importlib.metadata.version(name) for name in packages}
+    """The commit, the GPU and the versions of those packages that are installed."""
+    installed = {each.metadata["Name"] for each in importlib.metadata.distributions()}
+    found = {name: importlib.metadata.version(name) for name in packages if name in installed}
     gpu = torch.cuda.get_device_name()
     return {"commit": current_build().commit, "gpu": gpu, "versions": found | {"python": sys.version.split()[0]}}
 
