@@ -150,14 +150,19 @@ def distance(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) 
 
 
 def measured(
-    makers: Mapping[str, Maker], clock: Clock, seconds: float, same: float, device: str, candidate: str = ""
+    makers: Mapping[str, Maker],
+    clock: Clock,
+    seconds: float,
+    same: float,
+    device: str,
+    candidates: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """The contenders' distances from eager mode, times and peaks. A contender that fails has an error instead.
 
     Args:
         makers: of the contenders; the first one is eager mode.
         same: most relative distance from the results of eager mode.
-        candidate: a contender. Others that are far slower are called a few times only.
+        candidates: contenders; the first one that works counts. Others that are far slower than it are called a few times only.
     """
     runs: dict[str, Run] = {}
     entries: dict[str, dict[str, Any]] = {name: {} for name in makers}
@@ -187,6 +192,7 @@ def measured(
     _release(device)
     if eager in runs:
         try:
+            candidate = next((name for name in candidates if name in runs), "")
             times = median_times(runs, clock, seconds, candidate)
         except RuntimeError as error:  # such as too little memory for all contenders
             times = {eager: {"error": f"{type(error).__name__} while the contenders were timed"}}
@@ -198,7 +204,11 @@ def measured(
 def median_times(
     runs: Mapping[str, Run], clock: Clock, seconds: float, candidate: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """Median times and peaks of some contenders, in interleaved samples."""
+    """Median times and peaks of some contenders, in interleaved samples.
+
+    Args:
+        candidate: a contender. Others that are far slower than it are called a few times only, and not from a CUDA graph.
+    """
     roles = {name: "candidate" if name == candidate else name for name in runs}
     sampled = interleaved(clock, {roles[name]: run for name, run in runs.items()}, seconds)
     samples = {name: sampled[role] for name, role in roles.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 from compared import BENCHMARKS, Tensors
+from torch._inductor import config as inductor
 from torch.nn import functional as F
 
 LOOPS = BENCHMARKS / "loops"
@@ -80,6 +81,7 @@ def _forget_mult(name: str, compiled: bool) -> Make:
         def output(o: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
             return torch.sigmoid(o) * c
 
+        inductor.compile_threads = 1
         first, last = (torch.compile(gates), torch.compile(output)) if compiled else (gates, output)
 
         def call() -> tuple[torch.Tensor, torch.Tensor]:

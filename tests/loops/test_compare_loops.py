@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SleepClock:
 def slept(us: float, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, slower."""
 
+    @functools.wraps(function)
     def slower(*arguments: Any, **options: Any) -> Any:
         time.sleep(us * 1e-6)
         return function(*arguments, **options)
@@ -157,6 +159,15 @@ def test_a_library_that_is_not_installed_does_not_end_the_row(clock: SleepClock)
     assert row["scan"]["us"] and row["eager"] and row["ours"] == {} and row["kernels_run"] is None
 
 
+def test_a_loop_that_is_far_slower_is_called_a_few_times_only(clock: SleepClock) -> None:
+    made = drawdowns({"scan": scan(0)}, 10)
+    made.original.drawdowns = slept(1e6, made.original.drawdowns)
+    row = compare_loops.measured(made, clock, 2.0)
+    assert row["eager"]["samples"] == 1 and row["eager"]["us"] == pytest.approx(1e6, rel=0.01)
+    assert row["eager"]["graph_us"] is None
+    assert row["scan"]["samples"] >= 25 and row["ours"]["samples"] >= 25
+
+
 def table_row(library: str, others: dict[str, float], rounded: list[str], ours: float | None) -> dict[str, Any]:
     row = {"problem": "cells::f", "sizes": {"T": 9}, "library": library, "others": list(others), "rounded": rounded}
     row |= {"commit": "c", "gpu": "g", "versions": {}, "kernels_run": True, "eager": {"us": 900.0}}
@@ -178,6 +189,44 @@ def test_the_table_compares_with_the_fastest_with_and_without_rounding() -> None
         "cuDNN, the fastest without TF32 / ours: 1.79x (geometric mean of 2); 2 at least 0.7x, 2 at least 1.0x." in text
     )
     assert f"{FLA}, the fastest / ours: 0.50x (geometric mean of 1); 0 at least 0.7x, 0 at least 1.0x." in text
+
+
+def test_started_again_the_command_skips_the_rows_that_it_has(
+    clock: SleepClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    original = compare_loops.measured
+
+    def cases(results: Path, folder: Path, pattern: str) -> Iterator[tuple[compare_loops.Case, dict[str, Any]]]:
+        assert results.name == "results.jsonl" and folder.is_dir() and pattern == "few"
+        yield drawdowns({"scan": scan(100)}, 100), {"commit": "b", "status": "improved"}
+
+    def measure(made: compare_loops.Case, clock: Any, seconds: float) -> dict[str, Any]:
+        measured.append(made.problem)
+        return original(made, clock, seconds)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(compared, "CudaClock", lambda: clock)
+    monkeypatch.setattr(compared, "provenance", lambda packages: {"commit": "c", "gpu": "g", "versions": {}})
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setattr(compare_loops, "cases", cases)
+    monkeypatch.setattr(compare_loops, "measured", measure)
+    few = ["--filter", "few", "--seconds", "0.01"]
+    monkeypatch.setattr(
+        sys, "argv", ["compare_loops.py", "results.jsonl", "--out", str(out), *few, "--time-limit", "0"]
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(compared, "rows_of", lambda path: [])
+        assert compare_loops.main() == 0 and measured == []
+    sys.argv[-2:] = []
+    assert compare_loops.main() == 0 and compare_loops.main() == 0
+    assert measured == ["few_states::drawdowns"]
+    [row] = compared.rows_of(out)
+    assert row["commit"] == "c" and row["bench_commit"] == "b" and row["scan"]["us"] and row["kernels_run"] is True
+    capsys.readouterr()
+    sys.argv[1:] = ["--summary", str(out)]
+    assert compare_loops.main() == 0
+    assert "torch, the fastest / ours: 1.0" in capsys.readouterr().out
 
 
 @pytest.mark.slow
