@@ -221,6 +221,9 @@ def loss(x, weight, target, scale=0.5):
     assert all(1024 < odd.sizes[name] < sizes[name] + 16 and odd.sizes[name] % 2 for name in sizes)
     products = [case.sizes["N"] * case.sizes["V"] for case in (odd, *others)]
     assert max(products) <= sizes["N"] * sizes["V"] / 16
+    # Rows as long as in the workload, several blocks of them.
+    longest = [case.sizes for case in others if case.sizes["V"] == sizes["V"]]
+    assert len(longest) == 1 and 128 < longest[0]["N"] < 1024 and 128 < longest[0]["D"] < 1024
     assert {case.kind for case in others} >= {FORWARD, FLOAT64, AUTOGRAD}
     assert any(case.numbers for case in others)
     # A candidate of others may depend on sizes in any way.

@@ -162,8 +162,81 @@ def test_only_loops_begin_without_draws(captured: Callable[[str, str], Any]) -> 
     (name,) = next(node.loop for node in loop.nodes if node.loop is not None).count.symbols()
     long = replace(loop, sizes={**loop.sizes, name: 2001})
     plain = captured("import torch\n# mtmc: x=f32[N,D] N=4 D=8\ndef f(x):\n    return x.softmax(-1)\n", "f").graph
-    draws = [[least_draws(graph, finds_trivial=trivial) for trivial in (False, True)] for graph in (loop, long, plain)]
+    draws = [
+        [least_draws(graph, graph.sizes, finds_trivial=trivial) for trivial in (False, True)]
+        for graph in (loop, long, plain)
+    ]
     assert draws == [[Draws.NONE, Draws.ALL], [Draws.NONE, Draws.FEW], [Draws.FEW, Draws.ALL]]
+    # The sizes of the case count, not those of the workload.
+    assert least_draws(plain, {"N": 1 << 27}, finds_trivial=True) is Draws.FEW
+
+
+class Softmax16:
+    """A loss whose scores are rounded to bfloat16, so that rounding moves its gradient far; it notes its runs."""
+
+    def __init__(self) -> None:
+        self.dtypes: list[torch.dtype] = []
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.dtypes.append(x.untyped_storage().nbytes() // x.numel())
+        scores = (x @ w).float()
+        return torch.logsumexp(scores, -1).mean(), torch.softmax(scores, -1)
+
+
+def scores() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return {name: torch.randn(64, 64, generator=generator).bfloat16() for name in ("x", "w")}
+
+
+def test_of_a_large_case_each_kind_of_draw_is_made_once_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, each run of a loss over a vocabulary takes seconds and tens of gigabytes."""
+    runs = {}
+    found = {}
+    for is_large in (False, True):
+        monkeypatch.setattr(limits, "is_larger", lambda graph, sizes, is_large=is_large: is_large)
+        code = Softmax16()
+        found[is_large] = expected(code, scores(), monkeypatch, wanted=Draws.FEW)
+        runs[is_large] = len(code.dtypes)
+    assert runs[True] == 4 < runs[False]
+    assert found[True]["omits_draws"] and not found[False]["omits_draws"]
+    assert all(found[True]["sensitivity"][i] <= found[False]["sensitivity"][i] for i in (0, 1))
+    assert torch.equal(found[True]["oracle"][1], found[False]["oracle"][1])
+
+
+@pytest.mark.parametrize("fault", ["a row", "a scale", "zeros", "other scores", ""])
+def test_a_fault_in_a_large_case_is_refused_with_one_draw_and_with_all(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
+    for wanted in (Draws.FEW, Draws.ALL):
+        reference = expected(Softmax16(), scores(), monkeypatch, wanted=wanted)
+        # The same in another order of rounding.
+        x, w = scores().values()
+        total, softmax = Softmax16()((x.float() @ w.float()).bfloat16(), torch.eye(64).bfloat16())
+        if fault == "a row":
+            softmax[5] = softmax[6]
+        elif fault == "a scale":
+            softmax *= 1.5
+        elif fault == "zeros":
+            softmax = torch.zeros_like(softmax)
+        elif fault == "other scores":
+            softmax = torch.softmax(2 * (x @ w).float(), -1)
+        assert bool(problems(reference, [total, softmax])) is bool(fault), wanted
+
+
+def test_an_error_that_one_draw_does_not_explain_gets_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the reference's results would stand for the exact ones."""
+    monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
+    dtypes: list[int] = []
+
+    def code(x: torch.Tensor) -> torch.Tensor:
+        dtypes.append(x.element_size())
+        # Depends on the precision, and on no rounding.
+        return x * (1.0 if x.element_size() == 4 else 1.1)
+
+    found = expected(code, {"x": sample()}, monkeypatch, wanted=Draws.FEW)
+    assert found["ill_conditioned"][0]["is_unexplained"] and not found["omits_draws"]
+    assert found["draws"] == Draws.ALL
 
 
 @pytest.mark.parametrize(
@@ -199,9 +272,8 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     monkeypatch.setattr(judge_command, "import_", lambda *_: {"results": [], "after": {}})
     monkeypatch.setattr(judge_command, "store", lambda *_, **__: None)
     call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}))
-    request: Any = SimpleNamespace(
-        data=SimpleNamespace(call=call, inputs=""), results="", expected="", finds_trivial=finds_trivial
-    )
+    data = SimpleNamespace(call=call, inputs="", case=Case({}, "normal", 3))
+    request: Any = SimpleNamespace(data=data, results="", expected="", finds_trivial=finds_trivial)
     (check,) = judge_command.judge(request).checks
     assert computed == made
     assert (check.status is CheckStatus.PASSED) is (passes_from <= Draws.ALL)

@@ -103,6 +103,16 @@ def test_a_lost_context_does_not_hide_the_answer(cuda: FakeCuda, monkeypatch: py
     assert "result" in respond(monkeypatch, dict)
 
 
+def test_work_that_can_be_left_out_leaves_memory_to_others(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", parts.append)
+    cuda.reserved, cuda.allocated = 28 * GIB, 8 * GIB
+    with pytest.raises(torch.OutOfMemoryError), gpu_memory.leaving_room():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    # Of 120 GiB that it could use, and in addition to what it uses.
+    assert parts == [pytest.approx((8 + 0.6 * 120) / 128), 1.0]
+
+
 class FakeProcess:
     """Runs out of memory until others have released some."""
 

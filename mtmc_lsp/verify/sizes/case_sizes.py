@@ -37,8 +37,11 @@ LEAST_ROWS = 32
 """Some matrix kernels fall back to the user's code for products with fewer rows."""
 VALUES_ELEMENTS = 1 << 24
 """Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
+LARGER_ELEMENTS = 1 << 30
+"""Of versions whose tensors, also intermediate ones, have more elements, one case has the workload's sizes: each takes seconds in
+float64. The versions' kernels are ours, so sizes with several blocks and chunks show what larger ones do."""
 LARGE_ELEMENTS = 1 << 29
-"""The same for the other cases of workloads that are too large to run several times, also in float64."""
+"""The elements of the other cases of such workloads."""
 LEAST_PART = 130
 """Lower limit for these smaller sizes: more than one block of any kernel."""
 LOOP_OPERATIONS = 2000
@@ -83,6 +86,11 @@ def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool
     if not conditions_allow(graph, sizes):
         return False
     return not too_large(graph, sizes, EDGE_SLACK) if interpreted else elements_of(graph, sizes) <= VALUES_ELEMENTS
+
+
+def is_larger(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Whether each run of the user's code in float64 takes seconds and much of the GPU's memory."""
+    return elements_of(graph, sizes) > LARGER_ELEMENTS
 
 
 def smaller_sizes(

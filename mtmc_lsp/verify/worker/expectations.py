@@ -11,6 +11,7 @@ import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.worker.gpu_memory import leaving_room
 from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, Draws
 from mtmc_lsp.verify.worker.oracle_runs import tf32
@@ -72,7 +73,9 @@ def expected_of(
         return {**reference, **defaults, "is_deferred": True}
     if case.has_oracle:
         try:
-            return {**reference, **defaults, **oracle_of(runs, is_first=is_first, wanted=wanted, attempt=attempt)}
+            # A trial of the version may need the memory of the user's code at the same time.
+            with leaving_room():
+                return {**reference, **defaults, **oracle_of(runs, is_first=is_first, wanted=wanted, attempt=attempt)}
         except torch.OutOfMemoryError:
             if is_first:
                 tf32.assume(runs)

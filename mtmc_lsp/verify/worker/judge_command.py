@@ -44,12 +44,12 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
     device = devices.pop() if devices else comparison_device()
     results = import_(request.results, device)
     is_identical = are_identical(expected, results)
-    graph = request.data.call.graph
+    graph, sizes = request.data.call.graph, request.data.case.sizes
     if expected["is_deferred"] and (request.finds_trivial or not is_identical):
-        wanted = least_draws(graph, finds_trivial=request.finds_trivial)
+        wanted = least_draws(graph, sizes, finds_trivial=request.finds_trivial)
         expected = with_oracle(request.data, request.expected, inputs, expected, wanted)
     # Trivial answers must not pass within higher limits.
-    least = least_draws(graph, finds_trivial=True) if request.finds_trivial else Draws.NONE
+    least = least_draws(graph, sizes, finds_trivial=True) if request.finds_trivial else Draws.NONE
     if expected["omits_draws"] and expected["draws"] < least:
         inputs, expected = _computed_again(request, least)
     answer = _judged(request, inputs, expected, results, device)
