@@ -23,6 +23,7 @@ from mtmc_lsp.verify.sizes.case_sizes import (
     loop_operations,
     raised_sizes,
     reduced_sizes,
+    sizes_with_longest,
     smaller_sizes,
     with_rows,
     with_short_loops,
@@ -351,11 +352,8 @@ def verification_cases(
         # Inputs of this size take long to create, so one case at the workload's size is enough.
         plans += [] if from_get_inputs and huge else [(base, "normal")]
         plans += [(odd, "normal")]
-        if is_large and len(variable) > 1:
-            # Its longest rows, as those of a vocabulary.
-            longest = max(variable, key=lambda name: base[name])
-            others = [name for name in variable if name != longest]
-            plans.append((smaller_sizes(graph, base, others, LARGE_ELEMENTS), "normal"))
+        if is_large and (long := sizes_with_longest(graph, base, variable)):
+            plans.append((long, "normal"))
         plans += [(small, "normal"), (other, "mixed")]
         # The effect of values does not depend on the size, so small sizes do.
         less = (

@@ -52,6 +52,8 @@ SLOW_LOOP = 20_000
 NETWORK_OPERATIONS = 50
 """Operations from which on a graph is a network: the host bounds most of its runs, and those in float64 take several times as
 long (12 layers of BERT: 250 operations, 0.04 and 0.1 s on a busy core)."""
+FEWEST_LONG = 8
+"""Lower limit for the other sizes where the longest stays as it is."""
 MOST_RAISED = 256
 """Limit for the search of the smallest allowed sizes."""
 
@@ -94,16 +96,30 @@ def is_larger(graph: Graph, sizes: Mapping[str, int]) -> bool:
 
 
 def smaller_sizes(
-    graph: Graph, base: Mapping[str, int], variable: Sequence[str], most: int = VALUES_ELEMENTS
+    graph: Graph,
+    base: Mapping[str, int],
+    variable: Sequence[str],
+    most: int = VALUES_ELEMENTS,
+    least: int = LEAST_PART,
 ) -> dict[str, int]:
-    """Variable sizes, the largest halved repeatedly until all tensors have ``most`` elements; never below two tiles."""
+    """Variable sizes, the largest halved repeatedly until all tensors have ``most`` elements; none below ``least``."""
     sizes = dict(base)
     while elements_of(graph, sizes) > most:
         largest = max(variable, key=lambda name: sizes[name])
-        if sizes[largest] <= LEAST_PART:
+        if sizes[largest] <= least:
             break
-        sizes[largest] = max(LEAST_PART, math.ceil(sizes[largest] / 2))
+        sizes[largest] = max(least, math.ceil(sizes[largest] / 2))
     return sizes
+
+
+def sizes_with_longest(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int] | None:
+    """Sizes for :data:`LARGE_ELEMENTS` with the longest of ``base``, as that of a vocabulary; None if there are none."""
+    longest = max(variable, key=lambda name: base[name])
+    others = [name for name in variable if name != longest]
+    sizes = dict(base)
+    for least in (LEAST_PART, FEWEST_LONG) if others else ():
+        sizes = smaller_sizes(graph, sizes, others, LARGE_ELEMENTS, least)
+    return sizes if elements_of(graph, sizes) <= LARGE_ELEMENTS else None
 
 
 def with_short_loops(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
