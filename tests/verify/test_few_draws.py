@@ -224,6 +224,28 @@ def test_a_fault_in_a_large_case_is_refused_with_one_draw_and_with_all(
         assert bool(problems(reference, [total, softmax])) is bool(fault), wanted
 
 
+def test_without_memory_for_a_draw_a_large_case_keeps_its_exact_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their limits are lower then. Without any, a candidate would be compared with the reference's results alone."""
+    run = OracleRuns.perturbed_run
+
+    def without_memory(oracle: OracleRuns, *arguments: Any, rounds_results: bool = False, **more: Any) -> Any:
+        if rounds_results:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(oracle, *arguments, **more)
+
+    found = {}
+    for is_large in (True, False):
+        monkeypatch.setattr(limits, "is_larger", lambda graph, sizes, is_large=is_large: is_large)
+        with monkeypatch.context() as patch:
+            patch.setattr(OracleRuns, "perturbed_run", without_memory)
+            found[is_large] = expected(Softmax16(), scores(), monkeypatch, wanted=Draws.FEW)
+    assert found[True]["has_oracle"] and found[True]["omits_draws"] and not found[False]["has_oracle"]
+    assert found[True]["oracle"][1].dtype == torch.float64
+    monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
+    enough = expected(Softmax16(), scores(), monkeypatch, wanted=Draws.FEW)
+    assert all(found[True]["sensitivity"][i] <= enough["sensitivity"][i] for i in (0, 1))
+
+
 def test_an_error_that_one_draw_does_not_explain_gets_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the reference's results would stand for the exact ones."""
     monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)

@@ -119,7 +119,8 @@ def interleaved(
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and is_enough):
             return samples
         sampled = [samples[name] for name in order]
-        is_over = sum(device for values in sampled for device, _ in values) > seconds * 1e6
+        total_us = sum(device for values in sampled for device, _ in values)
+        is_over = total_us > max(seconds * 1e6, count * LONG_US)
         if (
             is_over
             and count >= FEWEST_SAMPLES

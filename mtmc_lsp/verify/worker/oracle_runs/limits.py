@@ -328,7 +328,13 @@ class Limits:
         for draw in range((fewest if omits_draws else self._draws) if has_draws else 0):
             # Start with independent rounding of each element, which most operations do.
             seed = self._runs.case.seed + draw
-            rounded = oracle.perturbed_run(seed, self._mode, rounds_results=True, shares_draw=draw % 2 == 1)
+            try:
+                rounded = oracle.perturbed_run(seed, self._mode, rounds_results=True, shares_draw=draw % 2 == 1)
+            except torch.OutOfMemoryError:
+                if not self._leaves_out:
+                    raise
+                # Rounding needs more memory than the exact run. Without it, the limits are lower.
+                break
             self._raise_sensitivity(self._distances(rounded))
             _add_draw(ill_conditioned, rounded, oracle.exact)
         for noisy in noise.draws:
