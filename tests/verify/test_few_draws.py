@@ -16,7 +16,7 @@ from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import JudgeAnswer
-from mtmc_lsp.verify.worker import judge_command, reference_cache, reference_commands
+from mtmc_lsp.verify.worker import expectations, judge_command, reference_cache, reference_commands
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.oracle_runs import limits
@@ -244,6 +244,44 @@ def test_without_memory_for_a_draw_a_large_case_keeps_its_exact_results(monkeypa
     monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
     enough = expected(Softmax16(), scores(), monkeypatch, wanted=Draws.FEW)
     assert all(found[True]["sensitivity"][i] <= enough["sensitivity"][i] for i in (0, 1))
+
+
+@pytest.mark.parametrize("fault", [0.0, 0.05])
+def test_exact_results_of_very_large_16_bit_results_are_kept_in_float32(
+    fault: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They judge as those in float64 do, and need half of the memory."""
+
+    def code(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x @ w * 0.1), (x.float() @ w.float()).sum(1)
+
+    x, w = scores().values()
+    candidate = [torch.tanh((x.float() @ w.float()).bfloat16() * 0.1), (x.float() @ w.float()).sum(1)]
+    candidate[0][3] *= 1.0 + 16 * fault
+    found = {}
+    for piece in (10, 1 << 26):
+        monkeypatch.setattr(expectations, "PIECE", piece)
+        found[piece] = expected(code, scores(), monkeypatch, wanted=Draws.FEW)
+        assert bool(problems(found[piece], candidate)) is bool(fault)
+    kept, exact = found[10]["oracle"], found[1 << 26]["oracle"]
+    # Results in float32 need the precision of float64.
+    assert [value.dtype for value in kept] == [torch.float32, torch.float64]
+    assert all(value.dtype == torch.float64 for value in exact)
+    assert torch.equal(kept[0], exact[0].float()) and torch.equal(kept[1], exact[1])
+
+
+@pytest.mark.parametrize(("is_large", "made"), [(False, Draws.ALL), (True, Draws.FEW)])
+def test_results_that_have_no_room_are_computed_again_with_the_draws_that_a_case_begins_with(
+    is_large: bool, made: Draws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Draws] = []
+    monkeypatch.setattr(judge_command, "is_larger", lambda graph, sizes: is_large)
+    monkeypatch.setattr(judge_command, "_computed", lambda data, wanted: computed.append(wanted))
+    call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}))
+    data = SimpleNamespace(call=call, inputs="", case=Case({}, "normal", 3))
+    request: Any = SimpleNamespace(data=data, expected="not kept", finds_trivial=False)
+    judge_command._expected(request)
+    assert computed == [made]
 
 
 def test_an_error_that_one_draw_does_not_explain_gets_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
