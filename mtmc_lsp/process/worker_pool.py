@@ -63,6 +63,7 @@ class WorkerPool:
         """The number of calls that run and share the GPU."""
         self._is_cleared = False
         """Whether a call that had too little memory is repeated without others of this run."""
+        self._is_closed = False
         self._changed = threading.Condition()
 
     def add(self, process: P) -> P:
@@ -175,8 +176,9 @@ class WorkerPool:
         with self._changed:
             self._wait_until(lambda: not self._is_cleared)
             self._is_cleared = True
-            self._wait_until(lambda: not self._sharing)
         try:
+            with self._changed:
+                self._wait_until(lambda: not self._sharing)
             yield
         finally:
             with self._changed:
@@ -184,8 +186,15 @@ class WorkerPool:
                 self._changed.notify_all()
 
     def _wait_until(self, is_true: Callable[[], bool]) -> None:
-        """Wait for a condition, at most until the deadline of the task."""
-        self._changed.wait_for(is_true, None if self._deadline is None else max(0.0, self.seconds_left))
+        """Wait for a condition, at most until the deadline of the task.
+
+        Raises:
+            WorkerFailed: the pool was closed meanwhile; a call would start a process again.
+        """
+        seconds = None if self._deadline is None else max(0.0, self.seconds_left)
+        self._changed.wait_for(lambda: self._is_closed or is_true(), seconds)
+        if self._is_closed:
+            raise WorkerFailed("the run has ended", kind=FailureKind.CANCELLED)
 
     def _with_room(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         self._release_all()
@@ -250,6 +259,9 @@ class WorkerPool:
     def close(self) -> None:
         """End all processes."""
         self.set_gpu("")
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         for process in self._processes:
             process.kill()
             process.close()

@@ -205,6 +205,27 @@ def test_a_command_without_memory_is_repeated_after_the_calls_that_run(
     assert process.events == ["call busy", "call a", "end busy", *RELEASED, "call a", "call later"]
 
 
+def test_calls_that_wait_end_with_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And start no process after that."""
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    busy = BusyProcess(process.events, "busy")
+    with ThreadPoolExecutor(2) as others:
+        running = others.submit(pool.call, busy, ReleaseRequest(), 5.0)
+        while "call busy" not in process.events:
+            time.sleep(0.01)
+        repeated = others.submit(pool.call, process, ReleaseRequest(), 5.0)
+        while not pool._is_cleared:
+            time.sleep(0.01)
+        pool.close()
+        with pytest.raises(WorkerFailed) as raised:
+            repeated.result(30)
+        assert raised.value.kind is FailureKind.CANCELLED
+        busy.may_end.set()
+        running.result(30)
+    assert process.events == ["call busy", "call a", "end busy"]
+    assert not pool._is_cleared
+
+
 def test_a_wait_for_the_calls_that_run_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pool, events = WorkerPool(has_gpu=True, deadline=time.monotonic() + 0.5), list[str]()
