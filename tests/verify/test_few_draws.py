@@ -233,13 +233,15 @@ def test_without_memory_for_a_draw_a_large_case_keeps_its_exact_results(monkeypa
             raise torch.OutOfMemoryError("CUDA out of memory")
         return run(oracle, *arguments, **more)
 
-    found = {}
+    found, returned = {}, list[bool]()
+    monkeypatch.setattr(expectations, "return_idle_memory", lambda *, ran_out: returned.append(ran_out))
     for is_large in (True, False):
         monkeypatch.setattr(limits, "is_larger", lambda graph, sizes, is_large=is_large: is_large)
         with monkeypatch.context() as patch:
             patch.setattr(OracleRuns, "perturbed_run", without_memory)
             found[is_large] = expected(Softmax16(), scores(), monkeypatch, wanted=Draws.FEW)
     assert found[True]["has_oracle"] and found[True]["omits_draws"] and not found[False]["has_oracle"]
+    assert returned == [True], "what an oracle that does not fit has taken goes back at once"
     assert found[True]["oracle"][1].dtype == torch.float64
     monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
     enough = expected(Softmax16(), scores(), monkeypatch, wanted=Draws.FEW)

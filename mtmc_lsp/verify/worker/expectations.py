@@ -11,7 +11,7 @@ import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.process.worker.gpu_memory import leaving_room
+from mtmc_lsp.process.worker.gpu_memory import leaving_room, return_idle_memory
 from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, Draws
 from mtmc_lsp.verify.worker.comparison.distances import PIECE
@@ -82,6 +82,8 @@ def expected_of(
         except torch.OutOfMemoryError:
             if is_first:
                 tf32.assume(runs)
+        # Here the exception no longer holds the tensors of the run.
+        return_idle_memory(ran_out=True)
     return {**reference, **defaults, "sensitivity": _sensitivity_without_oracle(runs), "has_oracle": False}
 
 
