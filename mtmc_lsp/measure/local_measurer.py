@@ -36,7 +36,7 @@ from mtmc_lsp.verify.engine import VerificationEngine
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, OTHERS_FILL
 from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.outcomes import with_whole_target
-from mtmc_lsp.verify.reference import Reference
+from mtmc_lsp.verify.reference import PreparedCase, Reference
 
 BACKGROUND_THREADS = 8
 """Threads that wait for processes: starting five of them, compiling ahead and compiling the baselines at the same time."""
@@ -148,6 +148,8 @@ class LocalMeasurer:
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
         self._engine = VerificationEngine(self._reference, self._process)
         self._is_prepared = False
+        self._first: PreparedCase | None = None
+        """The workload's case; None before it is prepared."""
         self._compiled_ahead: set[str] = set()
         """The ids of the candidates whose kernels are compiled for other sizes."""
         self._compiler = KernelCompiler(
@@ -236,6 +238,7 @@ class LocalMeasurer:
         finally:
             if self.has_gpu:
                 self._background.submit(self._process.warm_up)
+                self._prepare_baselines()
 
     def _verify_whole_target(self, workload: Workload, text: str) -> WholeTargetAnswer:
         """Call the whole target in the user's file and in a version with code for regions, in a new process."""
@@ -275,15 +278,24 @@ class LocalMeasurer:
         return VersionInFile(self._capture, self._user_source, text, code.place if code is not None else Placement.END)
 
     def _prepare(self) -> None:
-        """Compute references, and on a GPU compile the baselines, while the first candidate is compiled."""
+        """Compute references, and on a GPU compile the baselines, while the first candidate is compiled.
+
+        Where memory is tight, the baselines wait for the first verdict: a trial and a verification need the memory first.
+        """
         if self._is_prepared:
             return
         self._is_prepared = True
         cases = self._engine.compute_ahead(self._version(self._user_source))
-        if self.has_gpu and cases:
+        self._first = cases[0] if cases else None
+        if not self._engine.is_tight(self._capture):
+            self._prepare_baselines()
+
+    def _prepare_baselines(self) -> None:
+        """Compile the baselines in the background; only the first call does."""
+        if self.has_gpu and self._first is not None:
             end = None if self._options.compile_decides else self._options.deadline
             seconds = math.inf if end is None else end - time.monotonic()
-            self._timer.prepare_baselines(self._background, self._reference, cases[0], seconds)
+            self._timer.prepare_baselines(self._background, self._reference, self._first, seconds)
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""
@@ -313,9 +325,6 @@ class LocalMeasurer:
         """
         if not self.has_gpu:
             return None
-        if self._engine.is_tight(self._capture):
-            # The processes together would run out of memory, so one of them does everything.
-            return self.time_with_baselines(candidate, previous, None)
         return self._timer.time_trial(CandidateSource(candidate.source), previous=_generated(previous))
 
     def time_with_baselines(

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 WAITING_ALONE, USING_ALONE = "waiting to use the GPU alone", "using the GPU alone"
@@ -106,8 +106,8 @@ def shared(gpu: str, folder: str = "") -> Iterator[None]:
 class GpuShare:
     """A shared lock that a worker holds during a request."""
 
-    def __init__(self, gpu: str, folder: str) -> None:
-        self._gpu, self._folder = gpu, folder
+    def __init__(self, gpu: str, folder: str, return_memory: Callable[[], None] = lambda: None) -> None:
+        self._gpu, self._folder, self._return_memory = gpu, folder, return_memory
         self._stack = contextlib.ExitStack()
         self._is_held = False
 
@@ -137,8 +137,9 @@ class GpuShare:
             self.acquire()
 
     def let_timings_pass(self) -> None:
-        """Release the lock if a timing waits for it, and acquire it again."""
+        """Release the lock if a timing waits for it, and acquire it again. Memory that is not used goes back meanwhile."""
         if self._is_held and not _is_free(self._folder, f"{self._gpu}-door"):
+            self._return_memory()
             with self.released():
                 pass
 
@@ -153,10 +154,14 @@ _share: GpuShare | None = None
 
 
 @contextlib.contextmanager
-def sharing(gpu: str, folder: str) -> Iterator[None]:
-    """Share the GPU during a request of this worker."""
+def sharing(gpu: str, folder: str, return_memory: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Share the GPU during a request of this worker.
+
+    Args:
+        return_memory: returns GPU memory that this process does not use, for a timing that it lets pass.
+    """
     global _share
-    _share = GpuShare(gpu, folder)
+    _share = GpuShare(gpu, folder, return_memory)
     _share.acquire()
     try:
         yield

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
@@ -58,6 +59,12 @@ class WorkerPool:
         self._gpu: Future[str] = Future()
         self._fills_gpu = False
         """Whether this run may fill the GPU's memory."""
+        self._sharing = 0
+        """The number of calls that run and share the GPU."""
+        self._is_cleared = False
+        """Whether a call that had too little memory is repeated without others of this run."""
+        self._is_closed = False
+        self._changed = threading.Condition()
 
     def add(self, process: P) -> P:
         """Own a process, which :meth:`close` ends."""
@@ -86,7 +93,7 @@ class WorkerPool:
     def call(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """The answer to a request, with the shared GPU lock: no timing runs meanwhile.
 
-        A command that runs out of GPU memory is repeated once, as by :meth:`call_with_room`.
+        A command that runs out of GPU memory is repeated as by :meth:`call_with_room`, and then as by :meth:`call_alone`.
 
         Args:
             seconds: time limit, without the wait for the lock.
@@ -98,11 +105,21 @@ class WorkerPool:
         return self._call(process, request, seconds, self._lock)
 
     def call_with_room(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
-        """As :meth:`call`, after all idle processes freed the GPU memory that they can do without.
+        """As :meth:`call`, after the other calls of this run ended and its processes freed the memory they can do without."""
+        with self._without_others():
+            self._release_all()
+            return self._call_once(process, request, seconds, self._lock)
 
-        A call that shares the GPU otherwise has it alone, so that no other command of this machine needs memory meanwhile.
-        """
-        return self._with_room(process, request, seconds, self._lock)
+    def call_alone(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
+        """As :meth:`call_with_room`, with the GPU alone, so that no other command of this machine needs memory meanwhile."""
+        with contextlib.ExitStack() as locks:
+            if self._lock is not None:
+                if not self._fills_gpu:
+                    locks.enter_context(filling(self.gpu, self._end))
+                locks.enter_context(self._without_others())
+                locks.enter_context(self.exclusive_gpu())
+            self._release_all()
+            return self._call_once(process, request, seconds, None)
 
     def call_unlocked(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
         """As :meth:`call`, for requests that do not use the GPU or whose caller holds its lock."""
@@ -118,26 +135,75 @@ class WorkerPool:
         # Another run may fill the memory at present. The process shares the GPU again and again, so nothing is locked for it.
         with filling(self.gpu, self._end):
             pass
-        return self._with_room(process, request, seconds, None)
+        return self._with_room(process, request, seconds)
 
     def _call(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
         try:
-            return self._call_once(process, request, seconds, lock)
+            with self._counted() if lock is not None else contextlib.nullcontext():
+                return self._call_once(process, request, seconds, lock)
         except MtmcError as error:
             if error.kind is not FailureKind.GPU_OUT_OF_MEMORY:
                 raise
-        return self._with_room(process, request, seconds, lock)
+        if lock is None:
+            return self._with_room(process, request, seconds)
+        try:
+            return self.call_with_room(process, request, seconds)
+        except MtmcError as error:
+            if error.kind is not FailureKind.GPU_OUT_OF_MEMORY:
+                raise
+        return self.call_alone(process, request, seconds)
 
-    def _with_room(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
-        with contextlib.ExitStack() as locks:
-            if lock is not None:
-                if not self._fills_gpu:
-                    locks.enter_context(filling(self.gpu, self._end))
-                locks.enter_context(self.exclusive_gpu())
-            # The process itself keeps results of earlier commands, too.
-            for each in (*self._processes, *self._others):
-                each.release_memory(RELEASE_SECONDS)
-            return self._call_once(process, request, seconds, None)
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a call that shares the GPU. It waits while another call is repeated without others."""
+        with self._changed:
+            self._wait_until(lambda: not self._is_cleared)
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._sharing -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _without_others(self) -> Iterator[None]:
+        """Wait for the calls of this run that share the GPU, and let no further one begin.
+
+        A process that computes pauses for timings and keeps its memory meanwhile, so only its end frees it. The caller holds no
+        lock of the GPU, because these calls may wait for it.
+        """
+        with self._changed:
+            self._wait_until(lambda: not self._is_cleared)
+            self._is_cleared = True
+        try:
+            with self._changed:
+                self._wait_until(lambda: not self._sharing)
+            yield
+        finally:
+            with self._changed:
+                self._is_cleared = False
+                self._changed.notify_all()
+
+    def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        """Wait for a condition, at most until the deadline of the task.
+
+        Raises:
+            WorkerFailed: the pool was closed meanwhile; a call would start a process again.
+        """
+        seconds = None if self._deadline is None else max(0.0, self.seconds_left)
+        self._changed.wait_for(lambda: self._is_closed or is_true(), seconds)
+        if self._is_closed:
+            raise WorkerFailed("the run has ended", kind=FailureKind.CANCELLED)
+
+    def _with_room(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
+        self._release_all()
+        return self._call_once(process, request, seconds, None)
+
+    def _release_all(self) -> None:
+        # The process itself keeps results of earlier commands, too.
+        for each in (*self._processes, *self._others):
+            each.release_memory(RELEASE_SECONDS)
 
     def _call_once(self, process: Process, request: Request[Answer], seconds: float, lock: GpuLock | None) -> Answer:
         expired = WorkerFailed(
@@ -193,6 +259,9 @@ class WorkerPool:
     def close(self) -> None:
         """End all processes."""
         self.set_gpu("")
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         for process in self._processes:
             process.kill()
             process.close()

@@ -156,6 +156,7 @@ class Search(Ending, ABC):
         trial = Trial(
             *(self._capture, self._components, self._events, self.judge, chosen.base, self._verifies_later),
             confirm=self._confirm,
+            await_first_verdict=self._await_first_verdict,
             begin_verification=self._begin_verification,
             begin=partial(self._begin_trials, chosen),
             known=self._known(),
@@ -242,6 +243,14 @@ class Search(Ending, ABC):
         """Take over the verifications that ended; a failed one makes the present trial pointless."""
         before = self._withdrawals
         self._settle(wait=False)
+        if self._withdrawals != before:
+            raise BaseWithdrawn
+
+    def _await_first_verdict(self) -> None:
+        """Wait for the verifications that run if no step is verified yet: what they need of the GPU goes before tuning."""
+        before = self._withdrawals
+        if not any(step.verdict is not None and step.verdict.is_correct for step in self._steps):
+            self._settle(wait=True)
         if self._withdrawals != before:
             raise BaseWithdrawn
 

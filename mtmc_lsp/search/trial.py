@@ -55,6 +55,11 @@ class Trial:
     """Whether a step that is fast enough is verified afterwards, by the caller; otherwise before it is timed."""
     confirm: Callable[[], None] = lambda: None
     """Called before a step is timed. Raises :class:`BaseWithdrawn` if the verification of ``base`` failed meanwhile."""
+    await_first_verdict: Callable[[], None] = lambda: None
+    """Called before configurations are measured: waits until a step of the run is verified, if one is being verified.
+
+    Raises :class:`BaseWithdrawn` as ``confirm`` does.
+    """
     begin_verification: Callable[[Candidate], None] = lambda candidate: None
     """Called with a version that compiles, before it is timed, if it is verified afterwards."""
     begin: Callable[[Candidate], None] = lambda candidate: None
@@ -125,6 +130,7 @@ class Trial:
         ranker: Ranker = self.components.measurer  # type: ignore[assignment]
         choices = [c for c, report in zip(choices, ranker.compile_variants(choices), strict=True) if report.ok]
         self.confirm()
+        self.await_first_verdict()
         self.events.on_stage(f"measuring {len(choices)} configurations")
         ranked = [(median, i) for i, median in enumerate(ranker.quick(choices)) if median is not None]
         return choices[min(ranked)[1]] if ranked else self.base

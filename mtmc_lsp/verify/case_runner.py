@@ -141,13 +141,14 @@ class CaseRunner:
         return self._judged(prepared, answer, results, plan)
 
     def _answer(self, request: CandidateRequest, seconds: float) -> CandidateAnswer:
-        """The candidate's answer; a call that runs out of GPU memory is repeated in a new process that has the GPU alone."""
+        """The candidate's answer; a call that runs out of GPU memory is repeated in a new process, last with the GPU alone."""
         pool = self._reference.pool
         answer = pool.call(self._process, request, seconds)
-        if answer.failure is not FailureKind.GPU_OUT_OF_MEMORY or self._lacks_memory:
-            return answer
-        self._process.next()
-        answer = pool.call_with_room(self._process, request, seconds)
+        for is_alone in (False, True):
+            if answer.failure is not FailureKind.GPU_OUT_OF_MEMORY or self._lacks_memory:
+                return answer
+            self._process.next()
+            answer = (pool.call_alone if is_alone else pool.call_with_room)(self._process, request, seconds)
         self._lacks_memory = answer.failure is FailureKind.GPU_OUT_OF_MEMORY
         return answer
 

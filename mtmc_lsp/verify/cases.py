@@ -17,12 +17,13 @@ from mtmc_lsp.verify.sizes.case_sizes import (
     LOOP_OPERATIONS,
     SLOW_LOOP,
     conditions_allow,
-    elements_of,
     first_allowed,
+    is_larger,
     iterated_work,
     loop_operations,
     raised_sizes,
     reduced_sizes,
+    sizes_with_longest,
     smaller_sizes,
     with_rows,
     with_short_loops,
@@ -36,9 +37,6 @@ FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Limit for the multiply-adds of an interpreted call at the parameters' full sizes."""
 LARGER_BYTES = 8.0e9
 """Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
-LARGER_ELEMENTS = 1 << 30
-"""Of versions whose tensors, also intermediate ones, have more elements, one case has the workload's sizes: each takes seconds in
-float64. The versions' kernels are ours, so sizes with several blocks and chunks show what larger ones do."""
 CPU_WORK, HALF_CPU_WORK, CPU_ELEMENTS = 1.0e10, 5.0e8, 2.0e8
 """Limits for the case that runs on the CPU on machines with a GPU: operations without and with 16-bit floats, and elements of all
 values. One busy core computed 11 GFLOP/s in float32 and 1.1 in float16 (a convolution with 64 channels; EfficientNet-B0 0.9)."""
@@ -182,7 +180,7 @@ def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Ca
 
 def _runs_once(capture: Capture, interpreted: bool) -> bool:
     """Whether a version is too large to run several times at the workload's sizes, also in float64."""
-    return not interpreted and elements_of(capture.graph, capture.graph.sizes) > LARGER_ELEMENTS
+    return not interpreted and is_larger(capture.graph, capture.graph.sizes)
 
 
 def with_forward_cases(cases: Sequence[Case], capture: Capture, *, is_large: bool = False) -> tuple[Case, ...]:
@@ -353,7 +351,10 @@ def verification_cases(
         beyond = {**odd, **{name: limit + 1 for name, limit in limits.items()}}
         # Inputs of this size take long to create, so one case at the workload's size is enough.
         plans += [] if from_get_inputs and huge else [(base, "normal")]
-        plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]
+        plans += [(odd, "normal")]
+        if is_large and (long := sizes_with_longest(graph, base, variable)):
+            plans.append((long, "normal"))
+        plans += [(small, "normal"), (other, "mixed")]
         # The effect of values does not depend on the size, so small sizes do.
         less = (
             {name: -(-short[name] // 2) for name in variable} if interpreted else smaller_sizes(graph, short, variable)

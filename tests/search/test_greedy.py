@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from fakes import BROKEN_TARGET, OUTCOMES, SOURCE, FakeMeasurer, FakePlanner, action, search, timing
@@ -361,6 +361,49 @@ def test_the_next_step_is_tried_while_a_step_is_verified() -> None:
     assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 2
     order = ["action 1", "action 2", "step 1", "step 2"]
     assert [text for text in told if text.startswith(("action", "step"))] == order
+
+
+class TuningBeside(FakeMeasurer):
+    """The first verification lasts until configurations are compiled, and longer if they are not measured after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+        self._compiled, self._measured = threading.Event(), threading.Event()
+
+    def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
+        if not self.order:
+            assert self._compiled.wait(60)
+            self._measured.wait(0.2)
+        self.order.append("verified")
+        return super().verify(candidate)
+
+    def compile_variants(self, candidates: Sequence[Candidate]) -> list[CompileReport]:
+        self._compiled.set()
+        return super().compile_variants(candidates)
+
+    def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
+        self.order.append("measured")
+        self._measured.set()
+        return super().quick(candidates)
+
+
+def test_a_run_measures_configurations_only_after_its_first_verdict() -> None:
+    """They need the GPU, and the first verified step must not be late because of them."""
+    measurer = TuningBeside()
+    tuning = action(1, "tune", variants=[{"outcome": "better"}])
+    result = search([action(0, "better"), tuning], measurer=measurer)
+    assert measurer.order == ["verified", "measured", "verified"]
+    assert [step.status.value for step in result.steps] == ["accepted", "accepted"]
+
+
+def test_configurations_of_a_version_that_turns_out_wrong_are_not_measured() -> None:
+    measurer = TuningBeside()
+    tuning = action(1, "tune", variants=[{"outcome": "better"}])
+    result = search([action(0, "wrong elsewhere"), tuning], measurer=measurer)
+    assert measurer.order[0] == "verified"
+    assert [step.status.value for step in result.steps] == ["failed", "accepted"]
+    assert "# n0" not in result.final.source
 
 
 class TimedAfterVerification(FakeMeasurer):

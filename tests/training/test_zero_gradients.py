@@ -28,6 +28,14 @@ def f(student, teacher, beta=0.5):
     log_m = torch.log(beta * q + (1 - beta) * p)
     return (beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)).sum(-1).mean()
 """,
+    "js divergence of 16-bit products": """# mtmc: x=bf16[N,D] w=bf16[V,D]@-0.02..0.02 tx=bf16[N,D] tw=bf16[V,D]@-0.02..0.02
+# mtmc: N=56 D=64 V=88 grad=x,w
+def f(x, w, tx, tw, beta=0.5):
+    log_q, log_p = torch.log_softmax((x @ w.T).float(), -1), torch.log_softmax((tx @ tw.T).float(), -1)
+    log_m = torch.log(torch.lerp(log_q.exp(), log_p.exp(), beta))
+    loss = beta * (log_p.exp() * (log_p - log_m)).sum(-1) + (1 - beta) * (log_q.exp() * (log_q - log_m)).sum(-1)
+    return loss.mean()
+""",
     "geometric divergence": """# mtmc: student=f32[N,V] teacher=f32[N,V] N=8 V=64 grad=student
 def f(student, teacher, beta=0.5):
     log_p, log_q = F.log_softmax(student, -1), F.log_softmax(teacher, -1)
@@ -114,6 +122,13 @@ RIGHT: dict[str, Version] = {
         {"N": 16, "V": 200},
         numbers={"beta": 0.0},
     ),
+    # The reference's terms are equal in all bits, those of the kernels in all but some: exp and log differ.
+    "logarithms of exponentials": Version(
+        "js divergence of 16-bit products", *UNCHANGED, {"N": 56, "D": 64, "V": 88}, numbers={"beta": 0.0}
+    ),
+    "logarithms of exponentials in more rows": Version(
+        "js divergence of 16-bit products", *UNCHANGED, {"N": 200, "D": 72, "V": 136}, numbers={"beta": 0.0}
+    ),
     "a product that is rounded to its other neighbour": Version(
         "add and norm",
         r"total = torch\.sum\(mul, ",
@@ -129,6 +144,20 @@ RIGHT: dict[str, Version] = {
     "a saturated cap": Version("softcap", *UNCHANGED, {"N": 23, "D": 21, "V": 200}, "mixed", seeds=(1, 3, 9, 15, 27)),
 }
 WRONG: dict[str, Version] = {
+    "a term too many in a gradient of 16 bits": Version(
+        "js divergence of 16-bit products",
+        r"return grad_x, grad_w((?:, None)*)$",
+        r"return grad_x + 1e-8 * x, grad_w\1",
+        {"N": 56, "D": 64, "V": 88},
+        numbers={"beta": 0.0},
+    ),
+    "a term that differs in a thousandth in one column": Version(
+        "js divergence of 16-bit products",
+        r"log_m = tl.log\(add\)$",
+        "log_m = tl.log(add) + tl.where(cols == 3, 1e-3, 0.0)",
+        {"N": 56, "D": 64, "V": 88},
+        numbers={"beta": 0.0},
+    ),
     "a gradient of clipped ratios": Version(
         "clipped surrogate", r"return grad_logp((?:, None)+)$", r"return grad_logp + 1e-6 * mask\1", {"B": 5, "T": 12}
     ),

@@ -17,7 +17,7 @@ from mtmc_lsp.verify.cases import (
     verification_cases,
     version_cases,
 )
-from mtmc_lsp.verify.sizes.case_sizes import is_interpretable, reduced_sizes, why_not_interpretable
+from mtmc_lsp.verify.sizes.case_sizes import elements_of, is_interpretable, reduced_sizes, why_not_interpretable
 from mtmc_lsp.verify.sizes.interpreter_limits import interpreted_elements
 
 
@@ -221,6 +221,9 @@ def loss(x, weight, target, scale=0.5):
     assert all(1024 < odd.sizes[name] < sizes[name] + 16 and odd.sizes[name] % 2 for name in sizes)
     products = [case.sizes["N"] * case.sizes["V"] for case in (odd, *others)]
     assert max(products) <= sizes["N"] * sizes["V"] / 16
+    # Rows as long as in the workload, several blocks of them.
+    longest = [case.sizes for case in others if case.sizes["V"] == sizes["V"]]
+    assert len(longest) == 1 and 128 < longest[0]["N"] < 1024 and 128 < longest[0]["D"] < 1024
     assert {case.kind for case in others} >= {FORWARD, FLOAT64, AUTOGRAD}
     assert any(case.numbers for case in others)
     # A candidate of others may depend on sizes in any way.
@@ -229,6 +232,28 @@ def loss(x, weight, target, scale=0.5):
     fewer = {"N": 1024, "D": 1024, "V": 16384}
     small = replace(capture, graph=replace(capture.graph, sizes=fewer))
     assert sum(dict(case.sizes) == fewer for case in version_cases(small, interpreted=False, seed=0)) > 2
+
+
+def test_the_longest_size_of_a_large_workload_stays_with_few_elements(captured) -> None:
+    source = """import torch
+import torch.nn.functional as F
+
+
+# mtmc: x=f32[B,T,D] weight=f32[V,D] target=i64[B,T]@0..V-1 B=2 T=8 D=16 V=96 grad=x,weight
+def loss(x, weight, target):
+    return F.cross_entropy((x @ weight.T).flatten(0, 1), target.flatten())
+"""
+    capture = captured(source, "loss")
+    for sizes in ({"B": 8, "T": 1024, "D": 4096, "V": 128256}, {"B": 32, "T": 512, "D": 1024, "V": 128256}):
+        large = replace(capture, graph=replace(capture.graph, sizes=sizes))
+        others = version_cases(large, interpreted=False, seed=0)[1:]
+        (long,) = [case.sizes for case in others if case.sizes["V"] == sizes["V"]]
+        assert 2**27 < elements_of(large.graph, long) <= 2**29
+        assert long["B"] * long["T"] > 100
+    # Nothing but the longest size is left to halve.
+    huge = replace(capture, graph=replace(capture.graph, sizes={"B": 2, "T": 8, "D": 8, "V": 1 << 28}))
+    others = version_cases(huge, interpreted=False, seed=0)[1:]
+    assert all(case.sizes["V"] < 1 << 28 for case in others)
 
 
 @pytest.mark.parametrize(("dtype", "is_tried"), [("f32", True), ("f16", False)])

@@ -16,7 +16,7 @@ from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import JudgeAnswer
-from mtmc_lsp.verify.worker import judge_command, reference_cache, reference_commands
+from mtmc_lsp.verify.worker import expectations, judge_command, reference_cache, reference_commands
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.oracle_runs import limits
@@ -162,8 +162,143 @@ def test_only_loops_begin_without_draws(captured: Callable[[str, str], Any]) -> 
     (name,) = next(node.loop for node in loop.nodes if node.loop is not None).count.symbols()
     long = replace(loop, sizes={**loop.sizes, name: 2001})
     plain = captured("import torch\n# mtmc: x=f32[N,D] N=4 D=8\ndef f(x):\n    return x.softmax(-1)\n", "f").graph
-    draws = [[least_draws(graph, finds_trivial=trivial) for trivial in (False, True)] for graph in (loop, long, plain)]
+    draws = [
+        [least_draws(graph, graph.sizes, finds_trivial=trivial) for trivial in (False, True)]
+        for graph in (loop, long, plain)
+    ]
     assert draws == [[Draws.NONE, Draws.ALL], [Draws.NONE, Draws.FEW], [Draws.FEW, Draws.ALL]]
+    # The sizes of the case count, not those of the workload.
+    assert least_draws(plain, {"N": 1 << 27}, finds_trivial=True) is Draws.FEW
+
+
+class Softmax16:
+    """A loss whose scores are rounded to bfloat16, so that rounding moves its gradient far; it notes its runs."""
+
+    def __init__(self) -> None:
+        self.dtypes: list[torch.dtype] = []
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.dtypes.append(x.untyped_storage().nbytes() // x.numel())
+        scores = (x @ w).float()
+        return torch.logsumexp(scores, -1).mean(), torch.softmax(scores, -1)
+
+
+def scores() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return {name: torch.randn(64, 64, generator=generator).bfloat16() for name in ("x", "w")}
+
+
+def test_of_a_large_case_each_kind_of_draw_is_made_once_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, each run of a loss over a vocabulary takes seconds and tens of gigabytes."""
+    runs = {}
+    found = {}
+    for is_large in (False, True):
+        monkeypatch.setattr(limits, "is_larger", lambda graph, sizes, is_large=is_large: is_large)
+        code = Softmax16()
+        found[is_large] = expected(code, scores(), monkeypatch, wanted=Draws.FEW)
+        runs[is_large] = len(code.dtypes)
+    assert runs[True] == 4 < runs[False]
+    assert found[True]["omits_draws"] and not found[False]["omits_draws"]
+    assert all(found[True]["sensitivity"][i] <= found[False]["sensitivity"][i] for i in (0, 1))
+    assert torch.equal(found[True]["oracle"][1], found[False]["oracle"][1])
+
+
+@pytest.mark.parametrize("fault", ["a row", "a scale", "zeros", "other scores", ""])
+def test_a_fault_in_a_large_case_is_refused_with_one_draw_and_with_all(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
+    for wanted in (Draws.FEW, Draws.ALL):
+        reference = expected(Softmax16(), scores(), monkeypatch, wanted=wanted)
+        # The same in another order of rounding.
+        x, w = scores().values()
+        total, softmax = Softmax16()((x.float() @ w.float()).bfloat16(), torch.eye(64).bfloat16())
+        if fault == "a row":
+            softmax[5] = softmax[6]
+        elif fault == "a scale":
+            softmax *= 1.5
+        elif fault == "zeros":
+            softmax = torch.zeros_like(softmax)
+        elif fault == "other scores":
+            softmax = torch.softmax(2 * (x @ w).float(), -1)
+        assert bool(problems(reference, [total, softmax])) is bool(fault), wanted
+
+
+def test_without_memory_for_a_draw_a_large_case_keeps_its_exact_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their limits are lower then. Without any, a candidate would be compared with the reference's results alone."""
+    run = OracleRuns.perturbed_run
+
+    def without_memory(oracle: OracleRuns, *arguments: Any, rounds_results: bool = False, **more: Any) -> Any:
+        if rounds_results:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(oracle, *arguments, **more)
+
+    found, returned = {}, list[bool]()
+    monkeypatch.setattr(expectations, "return_idle_memory", lambda *, ran_out: returned.append(ran_out))
+    for is_large in (True, False):
+        monkeypatch.setattr(limits, "is_larger", lambda graph, sizes, is_large=is_large: is_large)
+        with monkeypatch.context() as patch:
+            patch.setattr(OracleRuns, "perturbed_run", without_memory)
+            found[is_large] = expected(Softmax16(), scores(), monkeypatch, wanted=Draws.FEW)
+    assert found[True]["has_oracle"] and found[True]["omits_draws"] and not found[False]["has_oracle"]
+    assert returned == [True], "what an oracle that does not fit has taken goes back at once"
+    assert found[True]["oracle"][1].dtype == torch.float64
+    monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
+    enough = expected(Softmax16(), scores(), monkeypatch, wanted=Draws.FEW)
+    assert all(found[True]["sensitivity"][i] <= enough["sensitivity"][i] for i in (0, 1))
+
+
+@pytest.mark.parametrize("fault", [0.0, 0.05])
+def test_exact_results_of_very_large_16_bit_results_are_kept_in_float32(
+    fault: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They judge as those in float64 do, and need half of the memory."""
+
+    def code(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x @ w * 0.1), (x.float() @ w.float()).sum(1)
+
+    x, w = scores().values()
+    candidate = [torch.tanh((x.float() @ w.float()).bfloat16() * 0.1), (x.float() @ w.float()).sum(1)]
+    candidate[0][3] *= 1.0 + 16 * fault
+    found = {}
+    for piece in (10, 1 << 26):
+        monkeypatch.setattr(expectations, "PIECE", piece)
+        found[piece] = expected(code, scores(), monkeypatch, wanted=Draws.FEW)
+        assert bool(problems(found[piece], candidate)) is bool(fault)
+    kept, exact = found[10]["oracle"], found[1 << 26]["oracle"]
+    # Results in float32 need the precision of float64.
+    assert [value.dtype for value in kept] == [torch.float32, torch.float64]
+    assert all(value.dtype == torch.float64 for value in exact)
+    assert torch.equal(kept[0], exact[0].float()) and torch.equal(kept[1], exact[1])
+
+
+@pytest.mark.parametrize(("is_large", "made"), [(False, Draws.ALL), (True, Draws.FEW)])
+def test_results_that_have_no_room_are_computed_again_with_the_draws_that_a_case_begins_with(
+    is_large: bool, made: Draws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Draws] = []
+    monkeypatch.setattr(judge_command, "is_larger", lambda graph, sizes: is_large)
+    monkeypatch.setattr(judge_command, "_computed", lambda data, wanted: computed.append(wanted))
+    call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}))
+    data = SimpleNamespace(call=call, inputs="", case=Case({}, "normal", 3))
+    request: Any = SimpleNamespace(data=data, expected="not kept", finds_trivial=False)
+    judge_command._expected(request)
+    assert computed == [made]
+
+
+def test_an_error_that_one_draw_does_not_explain_gets_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the reference's results would stand for the exact ones."""
+    monkeypatch.setattr(limits, "is_larger", lambda graph, sizes: True)
+    dtypes: list[int] = []
+
+    def code(x: torch.Tensor) -> torch.Tensor:
+        dtypes.append(x.element_size())
+        # Depends on the precision, and on no rounding.
+        return x * (1.0 if x.element_size() == 4 else 1.1)
+
+    found = expected(code, {"x": sample()}, monkeypatch, wanted=Draws.FEW)
+    assert found["ill_conditioned"][0]["is_unexplained"] and not found["omits_draws"]
+    assert found["draws"] == Draws.ALL
 
 
 @pytest.mark.parametrize(
@@ -199,9 +334,8 @@ def test_the_judge_makes_the_draws_that_a_candidate_needs(
     monkeypatch.setattr(judge_command, "import_", lambda *_: {"results": [], "after": {}})
     monkeypatch.setattr(judge_command, "store", lambda *_, **__: None)
     call = SimpleNamespace(graph=Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={}))
-    request: Any = SimpleNamespace(
-        data=SimpleNamespace(call=call, inputs=""), results="", expected="", finds_trivial=finds_trivial
-    )
+    data = SimpleNamespace(call=call, inputs="", case=Case({}, "normal", 3))
+    request: Any = SimpleNamespace(data=data, results="", expected="", finds_trivial=finds_trivial)
     (check,) = judge_command.judge(request).checks
     assert computed == made
     assert (check.status is CheckStatus.PASSED) is (passes_from <= Draws.ALL)

@@ -11,6 +11,7 @@ from wide import expected
 
 from mtmc_lsp.verify.worker import float64_execution
 from mtmc_lsp.verify.worker.float64_execution import CALLS_BETWEEN_TIMINGS, Float64Mode
+from mtmc_lsp.verify.worker.values import stochastic_rounding
 from mtmc_lsp.verify.worker.values.stochastic_rounding import rounded_at_random
 
 
@@ -142,7 +143,11 @@ def test_results_scatter_only_where_their_dtype_cannot_hold_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_random_rounding_has_no_bias_and_keeps_what_the_dtype_holds(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("piece", [1 << 26, 777])
+def test_random_rounding_has_no_bias_and_keeps_what_the_dtype_holds(
+    dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stochastic_rounding, "PIECE", piece)
     info, generator = torch.finfo(dtype), torch.Generator().manual_seed(1)
     parts = torch.tensor([0.0, 0.25, 0.5, 0.9, -0.25], dtype=WIDE)
     start = torch.tensor([1.0, 1.0, 1.5, 7.0, -1.0], dtype=WIDE)

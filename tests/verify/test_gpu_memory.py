@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
@@ -16,7 +17,7 @@ import pytest
 import torch
 from handwritten import RMS
 
-from mtmc_lsp.core.errors import FailureKind, OutOfMemory
+from mtmc_lsp.core.errors import FailureKind, OutOfMemory, WorkerFailed
 from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.measure.local_measurer import FAR_RESERVE_SECONDS, LocalMeasurer, MeasureOptions
@@ -102,6 +103,16 @@ def test_a_lost_context_does_not_hide_the_answer(cuda: FakeCuda, monkeypatch: py
     assert "result" in respond(monkeypatch, dict)
 
 
+def test_work_that_can_be_left_out_leaves_memory_to_others(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", parts.append)
+    cuda.reserved, cuda.allocated = 28 * GIB, 8 * GIB
+    with pytest.raises(torch.OutOfMemoryError), gpu_memory.leaving_room():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    # Of 120 GiB that it could use, and in addition to what it uses.
+    assert parts == [pytest.approx((8 + 0.6 * 120) / 128), 1.0]
+
+
 class FakeProcess:
     """Runs out of memory until others have released some."""
 
@@ -141,21 +152,94 @@ def pool_with(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 RELEASED = ["release a", "release b", "release reference"]
 
 
-def test_a_command_without_memory_is_repeated_alone_after_others_released_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_command_without_memory_is_repeated_after_others_released_theirs_and_then_alone(
+    failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, process = pool_with(1, tmp_path, monkeypatch)
+    pool, process = pool_with(failures, tmp_path, monkeypatch)
     assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
-    assert process.events == ["call a", *RELEASED, "call a"]
-    assert process.gpu_is_free == [True, False]
+    assert process.events == ["call a", *[*RELEASED, "call a"] * failures]
+    assert process.gpu_is_free == [True, True, False][: failures + 1]
     assert gpu_lock._is_free(gpu_lock.lock_folder("fake"), "fake")
 
 
-def test_a_command_without_memory_is_repeated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, process = pool_with(3, tmp_path, monkeypatch)
+def test_a_command_without_memory_is_repeated_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, process = pool_with(4, tmp_path, monkeypatch)
     with pytest.raises(OutOfMemory):
         pool.call(process, ReleaseRequest(), 5.0)
-    assert process.events == ["call a", *RELEASED, "call a"]
+    assert process.events == ["call a", *[*RELEASED, "call a"] * 2]
+
+
+class BusyProcess(FakeProcess):
+    """Computes until it is told to end, as a process that computes expected results."""
+
+    def __init__(self, events: list[str], name: str) -> None:
+        super().__init__(events, name)
+        self.may_end = threading.Event()
+
+    def call(self, request: object, seconds: float, lock: GpuLock | None = None, end: float = 0.0) -> Any:
+        answer = super().call(request, seconds, lock, end)
+        assert self.may_end.wait(30)
+        self.events.append(f"end {self.name}")
+        return answer
+
+
+def test_a_command_without_memory_is_repeated_after_the_calls_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that computes keeps its memory while it lets a timing pass, and cannot be asked for it."""
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    busy = BusyProcess(process.events, "busy")
+    with ThreadPoolExecutor(3) as others:
+        running = others.submit(pool.call, busy, ReleaseRequest(), 5.0)
+        while "call busy" not in process.events:
+            time.sleep(0.01)
+        repeated = others.submit(pool.call, process, ReleaseRequest(), 5.0)
+        while not pool._is_cleared:
+            time.sleep(0.01)
+        # A call that begins now waits for the repeated one.
+        later = others.submit(pool.call, FakeProcess(process.events, "later"), ReleaseRequest(), 5.0)
+        assert process.events == ["call busy", "call a"]
+        busy.may_end.set()
+        assert [each.result(30) for each in (running, repeated, later)] == ["answer"] * 3
+    assert process.events == ["call busy", "call a", "end busy", *RELEASED, "call a", "call later"]
+
+
+def test_calls_that_wait_end_with_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And start no process after that."""
+    pool, process = pool_with(1, tmp_path, monkeypatch)
+    busy = BusyProcess(process.events, "busy")
+    with ThreadPoolExecutor(2) as others:
+        running = others.submit(pool.call, busy, ReleaseRequest(), 5.0)
+        while "call busy" not in process.events:
+            time.sleep(0.01)
+        repeated = others.submit(pool.call, process, ReleaseRequest(), 5.0)
+        while not pool._is_cleared:
+            time.sleep(0.01)
+        pool.close()
+        with pytest.raises(WorkerFailed) as raised:
+            repeated.result(30)
+        assert raised.value.kind is FailureKind.CANCELLED
+        busy.may_end.set()
+        running.result(30)
+    assert process.events == ["call busy", "call a", "end busy"]
+    assert not pool._is_cleared
+
+
+def test_a_wait_for_the_calls_that_run_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pool, events = WorkerPool(has_gpu=True, deadline=time.monotonic() + 0.5), list[str]()
+    pool.set_gpu("fake")
+    busy = BusyProcess(events, "busy")
+    with ThreadPoolExecutor(1) as others:
+        running = others.submit(pool.call, busy, ReleaseRequest(), 5.0)
+        while not events:
+            time.sleep(0.01)
+        with pytest.raises(WorkerFailed) as raised:
+            pool.call_with_room(FakeProcess(events, "a"), ReleaseRequest(), 5.0)
+        assert raised.value.kind is FailureKind.DEADLINE
+        busy.may_end.set()
+        running.result(30)
 
 
 def test_a_caller_that_holds_the_gpu_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,25 +261,28 @@ def test_other_runs_go_on_while_one_fills_the_memory(tmp_path: Path, monkeypatch
 def test_a_command_without_memory_is_repeated_after_the_run_that_fills_it(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, process = pool_with(1, tmp_path, monkeypatch)
+    # What this run can free comes first, unless the process locks the GPU itself.
+    failures = 2 if call == "call" else 1
+    before = ["call a", *[*RELEASED, "call a"] * (failures - 1)]
+    pool, process = pool_with(failures, tmp_path, monkeypatch)
     with ThreadPoolExecutor(1) as other:
         with gpu_lock.filling("fake"):
             answer = other.submit(getattr(pool, call), process, ReleaseRequest(), 5.0)
-            while not process.events:
+            while len(process.events) < len(before):
                 time.sleep(0.01)
             with pytest.raises(TimeoutError):
                 answer.result(0.3)
-            assert process.events == ["call a"]
+            assert process.events == before
         assert answer.result(30) == "answer"
-    assert process.events == ["call a", *RELEASED, "call a"]
+    assert process.events == [*before, *RELEASED, "call a"]
 
 
 def test_a_run_that_fills_the_memory_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, process = pool_with(1, tmp_path, monkeypatch)
+    pool, process = pool_with(2, tmp_path, monkeypatch)
     with pool.filling_gpu() as is_held:
         assert is_held
         assert pool.call(process, ReleaseRequest(), 5.0) == "answer"
-    assert process.gpu_is_free == [True, False]
+    assert process.gpu_is_free == [True, True, False]
     # The next run has its turn.
     with gpu_lock.filling("fake", end=time.monotonic()) as is_held:
         assert is_held

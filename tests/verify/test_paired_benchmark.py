@@ -177,7 +177,7 @@ def test_a_version_that_is_not_far_faster_is_timed_beside_the_loop(original: Ori
     timed_beside(loop, original, Costing(lambda: torch.tanh(x), 150_000.0), x)
     assert loop.calls == 3 + 1, "13x: one sample"
     timed_beside(loop, original, Costing(lambda: torch.tanh(x), 1_500_000.0), x)
-    assert loop.calls > 4 + 20
+    assert loop.calls >= 4 + 5
 
 
 def test_a_loop_on_other_inputs_is_called_again(original: Original) -> None:

@@ -142,18 +142,22 @@ def test_trivial_answers_are_compared_until_a_case_refutes_them_all() -> None:
     assert found == [*map(frozenset, judgements[:3]), None]
 
 
-@pytest.mark.parametrize("has_room", [True, False])
-def test_a_candidate_without_memory_is_run_again_with_room(has_room: bool) -> None:
+@pytest.mark.parametrize("helps", ["room", "the GPU alone", ""])
+def test_a_candidate_without_memory_is_run_again_with_room_and_then_alone(helps: str) -> None:
     no_memory = CandidateAnswer("runtime_error", "CUDA out of memory", FailureKind.GPU_OUT_OF_MEMORY)
     processes = Processes([no_memory], [JudgeAnswer(())])
-    with_room = list[object]()
+    repeated = list[str]()
 
-    def call_with_room(process: object, request: CandidateRequest, seconds: float) -> CandidateAnswer:
-        with_room.append(request)
-        return RAN if has_room else no_memory
+    def repeat(how: str) -> Any:
+        def call(process: object, request: CandidateRequest, seconds: float) -> CandidateAnswer:
+            repeated.append(how)
+            return RAN if how == helps else no_memory
 
-    processes.call_with_room = call_with_room  # type: ignore[attr-defined]
+        return call
+
+    processes.call_with_room, processes.call_alone = repeat("room"), repeat("the GPU alone")  # type: ignore[attr-defined]
     first, second = outcomes(processes, 2)
     assert first is not None and second is not None
-    assert first.is_correct is second.is_correct is has_room
-    assert len(with_room) == (2 if has_room else 1), "a candidate that needs more than the GPU has is repeated once"
+    assert first.is_correct is second.is_correct is bool(helps)
+    each = ["room"] if helps == "room" else ["room", "the GPU alone"]
+    assert repeated == (each * 2 if helps else each), "a candidate that needs more than the GPU has is repeated once"

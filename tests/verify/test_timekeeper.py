@@ -395,15 +395,18 @@ def test_a_worker_lets_a_timing_pass_between_two_pieces_of_its_work(
         thread.start()
         return thread, entered
 
-    with gpu_lock.sharing("g", folder):
+    returned: list[bool] = []
+    with gpu_lock.sharing("g", folder, lambda: returned.append(entered.is_set())):
         gpu_lock.let_timings_pass()
         first, entered = entering()
         blocked(first)
         assert not entered.is_set(), "a piece of work is not disturbed"
+        assert not returned
         deadline = time.monotonic() + 60
         while not entered.is_set() and time.monotonic() < deadline:
             gpu_lock.let_timings_pass()
         assert entered.is_set()
+        assert returned and not returned[0], "memory that the worker does not use goes back before the timing begins"
         first.join(60)
         second, entered = entering()
         blocked(second)

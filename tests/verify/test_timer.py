@@ -18,7 +18,8 @@ import pytest
 
 from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
+from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.measure import timer as timer_module
@@ -153,6 +154,36 @@ def test_the_budget_limits_a_compilation_that_does_not_decide(
         measurer._prepare()
     (limit,) = limits
     assert limit == math.inf if decides else 0.0 < limit <= 1000.0
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_where_memory_is_tight_the_baselines_wait_for_the_first_verdict(
+    is_tight: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial and a verification have the memory first, and no trial waits for ``torch.compile``."""
+    events: list[str] = []
+    target = replace(CAPTURE.workload.target, path=str(tmp_path / "m.py"))
+    capture = replace(CAPTURE, workload=replace(CAPTURE.workload, target=target))
+    with contextlib.closing(LocalMeasurer(capture, sys.executable, source="")) as measurer:
+        measurer.has_gpu = True
+
+        def verify(*_: object, **more: object) -> Any:
+            events.append("verdict")
+            return SimpleNamespace(verdict=Verdict(VerdictStatus.CORRECT, (), "gpu"))
+
+        monkeypatch.setattr(measurer._engine, "is_tight", lambda capture: is_tight)
+        monkeypatch.setattr(measurer._engine, "compute_ahead", lambda version: ["a case"])
+        monkeypatch.setattr(measurer._engine, "verify", verify)
+        monkeypatch.setattr(measurer, "_compile_other_sizes", lambda candidate: None)
+        monkeypatch.setattr(measurer._process, "warm_up", lambda: None)
+        monkeypatch.setattr(measurer._timer, "prepare_baselines", lambda *arguments: events.append("baselines"))
+        monkeypatch.setattr(measurer._timer, "time_trial", lambda *arguments, **more: events.append("trial"))
+        candidate = Candidate("one", None, None, "", None, {})
+        measurer._prepare()
+        measurer.time(candidate, None)
+        assert measurer.verify(candidate).is_correct
+    assert events[: 3 - is_tight] == (["trial", "verdict"] if is_tight else ["baselines", "trial", "verdict"])
+    assert "baselines" in events
 
 
 def test_a_baseline_that_is_still_compiled_is_part_of_the_timing_with_a_note() -> None:

@@ -351,7 +351,7 @@ def test_user_code_that_is_slow_and_far_slower_is_sampled_a_few_times() -> None:
     assert ratio.ratio == pytest.approx(400.0, rel=0.02) and 390.0 < ratio.low <= ratio.high < 410.0
     slower = calls | {"candidate": Costing(lambda: None, 20_000.0), "eager": Costing(lambda: None, 80_000.0)}
     assert len(interleaved(FakeClock(slower["candidate"], noise=0.001), slower, seconds=0.5)["eager"]) == 5
-    near = calls | {"eager": Costing(lambda: None, 80_000.0), "candidate": Costing(lambda: None, 50_000.0)}
+    near = calls | {"eager": Costing(lambda: None, 800.0), "candidate": Costing(lambda: None, 500.0)}
     assert len(interleaved(FakeClock(near["candidate"]), near, seconds=0.5)["eager"]) >= MIN_SAMPLES
     seconds = calls | {"eager": Costing(lambda: None, 2_000_000.0)}
     samples = interleaved(FakeClock(calls["candidate"], noise=0.001), seconds, seconds=0.5, rival="eager")
@@ -362,6 +362,35 @@ def test_user_code_that_is_slow_and_far_slower_is_sampled_a_few_times() -> None:
     assert len(interleaved(FakeClock(less["candidate"], noise=0.001), less, seconds=0.5)["eager"]) == 5
     short = calls | {"eager": Costing(lambda: None, 2_000.0)}
     assert len(interleaved(FakeClock(calls["candidate"], noise=0.001), short, seconds=2.0)["eager"]) >= MIN_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("candidate_us", "eager_us", "noise", "rival", "is_short"),
+    [
+        (145_000.0, 180_000.0, 0.003, "eager", True),
+        (145_000.0, 180_000.0, 0.003, "", True),
+        # It is clear which one is faster, although the medians vary.
+        (145_000.0, 280_000.0, 0.02, "eager", True),
+        # A difference that counts needs more samples where they vary.
+        (145_000.0, 150_000.0, 0.03, "eager", False),
+        (145_000.0, 180_000.0, 0.03, "", False),
+        # Twenty-five rounds of short calls fit into the limit.
+        (500.0, 600.0, 0.003, "eager", False),
+    ],
+)
+def test_of_calls_that_take_long_a_few_samples_are_enough_if_they_decide(
+    candidate_us: float, eager_us: float, noise: float, rival: str, is_short: bool
+) -> None:
+    """Others wait while a trial of calls of 0.15 s uses the GPU alone."""
+    for seed in range(5):
+        candidate, eager = (Costing(lambda: None, us) for us in (candidate_us, eager_us))
+        calls = {"candidate": candidate, "control": candidate, "eager": eager}
+        samples = interleaved(FakeClock(candidate, noise=noise, seed=seed), calls, seconds=0.5, rival=rival)
+        assert (len(samples["candidate"]) < MIN_SAMPLES) is is_short
+        times = {name: [us for us, _ in values] for name, values in samples.items()}
+        ratio, control = (ratio_of(times[name], times["candidate"]) for name in ("eager", "control"))
+        assert ratio.ratio == pytest.approx(eager_us / candidate_us, rel=2 * noise)
+        assert speed_of(ratio, control) is Speed.FASTER or not is_short
 
 
 def test_a_loop_of_launches_that_takes_a_second_is_called_once_while_nothing_else_runs() -> None:
@@ -466,6 +495,7 @@ def test_of_long_calls_fewer_are_made_in_a_row() -> None:
     call = Costing(lambda: None, 9000.0)
     assert warm(FakeClock(call), call, 9000.0).calls == 3
     assert warm(FakeClock(call), call, 50.0).calls == 20
+    assert warm(FakeClock(call), call, 30_000.0).calls == 1
     batch = warm(FakeClock(call), call, 2500.0)
     assert batch.calls == 8
     assert batch.event_us == pytest.approx(8 * 9000.0, rel=0.02)

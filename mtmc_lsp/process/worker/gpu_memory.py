@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mtmc_lsp.process.messages import ReleaseRequest
@@ -13,6 +13,9 @@ from mtmc_lsp.process.protocol import NoAnswer
 
 IDLE_PART = 1 / 32
 """The share of the GPU's memory that torch's allocator may keep unused between two commands."""
+
+ROOM_PART = 0.4
+"""The share of the free memory that work which can be left out leaves to others."""
 
 _droppers: list[Callable[[], None]] = []
 
@@ -39,6 +42,24 @@ def return_idle_memory(*, ran_out: bool = False) -> None:
         idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         if idle > (0 if ran_out else IDLE_PART * torch.cuda.mem_get_info()[1]):
             torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def leaving_room() -> Iterator[None]:
+    """Let work that can be left out raise ``torch.OutOfMemoryError`` before it takes the memory that others need meanwhile."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        yield
+        return
+    free, total = torch.cuda.mem_get_info()
+    used = torch.cuda.memory_allocated()
+    # What torch's allocator holds and does not use is free for this process.
+    free += torch.cuda.memory_reserved() - used
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (used + (1.0 - ROOM_PART) * free) / total))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def release(request: ReleaseRequest) -> NoAnswer:

@@ -198,7 +198,8 @@ def _shared_response(message: dict[str, Any], answers: TextIO) -> str:
     from mtmc_lsp.process.gpu_lock import sharing
     from mtmc_lsp.process.protocol import encode_start
 
-    with sharing(*message["lock"]):
+    # A timing that this command lets pass may need the memory that torch's allocator keeps.
+    with sharing(*message["lock"], _import("mtmc_lsp.process.worker.gpu_memory").return_idle_memory):
         answers.write(encode_start(message["token"]))
         answers.flush()
         return _respond(message, message["token"])

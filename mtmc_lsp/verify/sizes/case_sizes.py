@@ -37,8 +37,11 @@ LEAST_ROWS = 32
 """Some matrix kernels fall back to the user's code for products with fewer rows."""
 VALUES_ELEMENTS = 1 << 24
 """Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
+LARGER_ELEMENTS = 1 << 30
+"""Of versions whose tensors, also intermediate ones, have more elements, one case has the workload's sizes: each takes seconds in
+float64. The versions' kernels are ours, so sizes with several blocks and chunks show what larger ones do."""
 LARGE_ELEMENTS = 1 << 29
-"""The same for the other cases of workloads that are too large to run several times, also in float64."""
+"""The elements of the other cases of such workloads."""
 LEAST_PART = 130
 """Lower limit for these smaller sizes: more than one block of any kernel."""
 LOOP_OPERATIONS = 2000
@@ -49,6 +52,8 @@ SLOW_LOOP = 20_000
 NETWORK_OPERATIONS = 50
 """Operations from which on a graph is a network: the host bounds most of its runs, and those in float64 take several times as
 long (12 layers of BERT: 250 operations, 0.04 and 0.1 s on a busy core)."""
+FEWEST_LONG = 8
+"""Lower limit for the other sizes where the longest stays as it is."""
 MOST_RAISED = 256
 """Limit for the search of the smallest allowed sizes."""
 
@@ -85,17 +90,36 @@ def is_small_enough(graph: Graph, sizes: Mapping[str, int], *, interpreted: bool
     return not too_large(graph, sizes, EDGE_SLACK) if interpreted else elements_of(graph, sizes) <= VALUES_ELEMENTS
 
 
+def is_larger(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Whether each run of the user's code in float64 takes seconds and much of the GPU's memory."""
+    return elements_of(graph, sizes) > LARGER_ELEMENTS
+
+
 def smaller_sizes(
-    graph: Graph, base: Mapping[str, int], variable: Sequence[str], most: int = VALUES_ELEMENTS
+    graph: Graph,
+    base: Mapping[str, int],
+    variable: Sequence[str],
+    most: int = VALUES_ELEMENTS,
+    least: int = LEAST_PART,
 ) -> dict[str, int]:
-    """Variable sizes, the largest halved repeatedly until all tensors have ``most`` elements; never below two tiles."""
+    """Variable sizes, the largest halved repeatedly until all tensors have ``most`` elements; none below ``least``."""
     sizes = dict(base)
     while elements_of(graph, sizes) > most:
         largest = max(variable, key=lambda name: sizes[name])
-        if sizes[largest] <= LEAST_PART:
+        if sizes[largest] <= least:
             break
-        sizes[largest] = max(LEAST_PART, math.ceil(sizes[largest] / 2))
+        sizes[largest] = max(least, math.ceil(sizes[largest] / 2))
     return sizes
+
+
+def sizes_with_longest(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int] | None:
+    """Sizes for :data:`LARGE_ELEMENTS` with the longest of ``base``, as that of a vocabulary; None if there are none."""
+    longest = max(variable, key=lambda name: base[name])
+    others = [name for name in variable if name != longest]
+    sizes = dict(base)
+    for least in (LEAST_PART, FEWEST_LONG) if others else ():
+        sizes = smaller_sizes(graph, sizes, others, LARGE_ELEMENTS, least)
+    return sizes if elements_of(graph, sizes) <= LARGE_ELEMENTS else None
 
 
 def with_short_loops(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:

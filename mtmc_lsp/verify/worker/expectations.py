@@ -11,8 +11,10 @@ import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.worker.gpu_memory import leaving_room, return_idle_memory
 from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS, Draws
+from mtmc_lsp.verify.worker.comparison.distances import PIECE
 from mtmc_lsp.verify.worker.oracle_runs import tf32
 from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt, oracle_of
 from mtmc_lsp.verify.worker.oracle_runs.runs import CaseRuns
@@ -72,11 +74,31 @@ def expected_of(
         return {**reference, **defaults, "is_deferred": True}
     if case.has_oracle:
         try:
-            return {**reference, **defaults, **oracle_of(runs, is_first=is_first, wanted=wanted, attempt=attempt)}
+            # A trial of the version may need the memory of the user's code at the same time.
+            with leaving_room():
+                entries = oracle_of(runs, is_first=is_first, wanted=wanted, attempt=attempt)
+            found = {**reference, **defaults, **entries}
+            return {**found, "oracle": _stored(found["oracle"], reference["results"])}
         except torch.OutOfMemoryError:
             if is_first:
                 tf32.assume(runs)
+        # Here the exception no longer holds the tensors of the run.
+        return_idle_memory(ran_out=True)
     return {**reference, **defaults, "sensitivity": _sensitivity_without_oracle(runs), "has_oracle": False}
+
+
+def _stored(oracle: list[Any], results: list[Any]) -> list[Any]:
+    """The oracle's results as they are kept: very large ones of 16 bits in float32, whose rounding is 2^-16 of theirs."""
+    return [
+        exact.float()
+        if isinstance(exact, torch.Tensor)
+        and isinstance(result, torch.Tensor)
+        and exact.dtype == torch.float64
+        and result.dtype in (torch.bfloat16, torch.float16)
+        and exact.numel() > PIECE
+        else exact
+        for exact, result in zip(oracle, results, strict=False)
+    ] + oracle[len(results) :]
 
 
 def _sensitivity_without_oracle(runs: CaseRuns) -> dict[ResultKey, float]:

@@ -324,7 +324,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         else:
             rounded = rounded_at_random(plain, dtype, generator, shape)
         if value.requires_grad:
-            return value + torch.where(torch.isfinite(plain), rounded - plain, 0.0)
+            # In place, because tensors may have gigabytes.
+            return value + rounded.sub_(plain).masked_fill_(~torch.isfinite(plain), 0.0)
         # Code that follows may depend on the strides, as in `torch.empty_strided(...).as_strided(...)`.
         return rounded if rounded.stride() == value.stride() else laid_out(rounded, value.stride())
 

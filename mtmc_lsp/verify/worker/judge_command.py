@@ -15,6 +15,7 @@ from mtmc_lsp.process.gpu_lock import let_timings_pass
 from mtmc_lsp.process.worker.tensor_ipc import import_, release
 from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import STORED, STORED_AFTER, CaseRequest, JudgeAnswer, JudgeRequest
+from mtmc_lsp.verify.sizes.case_sizes import is_larger
 from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.comparison.small_results import precise_results
@@ -44,12 +45,12 @@ def judge(request: JudgeRequest) -> JudgeAnswer:
     device = devices.pop() if devices else comparison_device()
     results = import_(request.results, device)
     is_identical = are_identical(expected, results)
-    graph = request.data.call.graph
+    graph, sizes = request.data.call.graph, request.data.case.sizes
     if expected["is_deferred"] and (request.finds_trivial or not is_identical):
-        wanted = least_draws(graph, finds_trivial=request.finds_trivial)
+        wanted = least_draws(graph, sizes, finds_trivial=request.finds_trivial)
         expected = with_oracle(request.data, request.expected, inputs, expected, wanted)
     # Trivial answers must not pass within higher limits.
-    least = least_draws(graph, finds_trivial=True) if request.finds_trivial else Draws.NONE
+    least = least_draws(graph, sizes, finds_trivial=True) if request.finds_trivial else Draws.NONE
     if expected["omits_draws"] and expected["draws"] < least:
         inputs, expected = _computed_again(request, least)
     answer = _judged(request, inputs, expected, results, device)
@@ -115,7 +116,10 @@ def _expected(request: JudgeRequest) -> tuple[dict[str, torch.Tensor], dict[str,
     data = request.data
     release(data.inputs)
     if not is_cached(request.expected):
-        return _computed(data, Draws.ALL)
+        sizes = {**data.call.graph.sizes, **data.case.sizes}
+        # Of very large results, which have no room, more draws are made if they refuse these.
+        least = least_draws(data.call.graph, sizes, finds_trivial=request.finds_trivial)
+        return _computed(data, least if is_larger(data.call.graph, sizes) else Draws.ALL)
     expected = load(request.expected, comparison_device())
     inputs = load(data.inputs, comparison_device()) if is_cached(data.inputs) else inputs_of(data)[1]
     return inputs, expected

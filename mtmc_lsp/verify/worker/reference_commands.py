@@ -72,7 +72,7 @@ def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
     data = request.data
     module, inputs = inputs_of(data)
     let_timings_pass()
-    least = least_draws(data.call.graph, finds_trivial=data.is_first)
+    least = least_draws(data.call.graph, data.case.sizes, finds_trivial=data.is_first)
     wanted = Draws.ALL if data.case.has_all_draws else least
     attempt = Attempt()
     expected = expected_results(data, module, inputs, wanted, attempt, defers_oracle=request.defers_oracle)
@@ -100,7 +100,8 @@ def compute_oracle(request: OracleRequest) -> OracleAnswer:
     expected = load(key, comparison_device())
     if expected["is_deferred"]:
         inputs = load(data.inputs, comparison_device())
-        expected = with_oracle(data, key, inputs, expected, least_draws(data.call.graph, finds_trivial=False))
+        wanted = least_draws(data.call.graph, data.case.sizes, finds_trivial=False)
+        expected = with_oracle(data, key, inputs, expected, wanted)
     has_oracle = bool(expected["has_oracle"])
     del expected
     release_gpu_memory()

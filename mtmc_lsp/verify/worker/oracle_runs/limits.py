@@ -12,7 +12,7 @@ import torch
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.verify.cases import AUTOGRAD, FORWARD, VALUES
 from mtmc_lsp.verify.error_limits import FACTORS, NOISE, Draws, exceeds_tolerance
-from mtmc_lsp.verify.sizes.case_sizes import elements_of, has_long_loop, has_slow_loop
+from mtmc_lsp.verify.sizes.case_sizes import elements_of, has_long_loop, has_slow_loop, is_larger
 from mtmc_lsp.verify.worker.choices import TiedChoices
 from mtmc_lsp.verify.worker.comparison.batched_reads import numbers
 from mtmc_lsp.verify.worker.comparison.discrete import Ties
@@ -124,6 +124,8 @@ class Limits:
         sizes = {**self._graph.sizes, **runs.case.sizes}
         has_few_values = self._is_small and elements_of(self._graph, sizes) <= SMALL
         self._draws = MANY_DRAWS if has_few_values else FEW_DRAWS
+        self._leaves_out = self._wanted < Draws.ALL and is_larger(self._graph, sizes)
+        """Whether a single draw of rounding is made at first, because each takes seconds and much memory."""
         self._sensitivity = dict[ResultKey, float]()
         self._conditioning = dict[ResultKey, float]()
         self._ties = dict[ResultKey, Ties]()
@@ -180,6 +182,9 @@ class Limits:
             # A result that is exactly 0 has no relative error: the reference's is its rounding.
             is_zero = not bool(oracle.exact[i].any())
             result.is_unexplained = not is_zero and self._errors[i] > max(SUSPECT, FACTORS["budget"] * explained)
+        if self._leaves_out and any(result.is_unexplained for result in ill_conditioned.values()):
+            # More draws may explain it.
+            raise _TooFewDraws(Draws.ALL)
         if not has_equal_values(case) and not self._following:
             # Equal values may cancel exactly in the reference, whatever its precision.
             self._excuse_only_the_precision_of_the_reference()
@@ -223,7 +228,8 @@ class Limits:
 
     def _perturb_inputs(self) -> None:
         """Measure how far rounding of inputs, and TF32 products, move the results."""
-        for draw in range(FEW_DRAWS if self._oracle.recorder.choices or self._has_few else 1):
+        has_more = self._oracle.recorder.choices or (self._has_few and not self._leaves_out)
+        for draw in range(FEW_DRAWS if has_more else 1):
             self._raise_sensitivity(
                 self._distances(self._oracle.perturbed_run(self._runs.case.seed + draw, self._mode))
             )
@@ -304,7 +310,9 @@ class Limits:
         # is mostly chance where operations round more coarsely than the result, as a product in bfloat16 before a loss does.
         varies = self._has_few and (self._is_small or self._rounds_few_coarsely())
         has_draws = bool(ill_conditioned or rounding_epsilon or varies)
-        omits_draws = has_draws and self._wanted < Draws.ALL and is_certain and not suspects and not self._following
+        is_ordinary = is_certain and not suspects and not self._following
+        may_omit = is_ordinary or (self._leaves_out and not self._following)
+        omits_draws = (has_draws or self._leaves_out) and self._wanted < Draws.ALL and may_omit
         if self._has_strict_integers and suspects:
             raise _TooFewDraws(Draws.ALL)
         if omits_draws and has_long_loop(self._graph):
@@ -313,14 +321,20 @@ class Limits:
                 del ill_conditioned[i], self._conditioning[i]
             magnified = []
         if omits_draws:
-            for i in magnified:
+            for result in ill_conditioned.values():
                 # The part of these elements may be another one with all draws.
-                ill_conditioned[i].outliers = 0.0
-        fewest = LEAST_DRAWS if magnified else 0
+                result.outliers = 0.0 if result.is_partial else result.outliers
+        fewest = LEAST_DRAWS if magnified or (self._leaves_out and has_draws) else 0
         for draw in range((fewest if omits_draws else self._draws) if has_draws else 0):
             # Start with independent rounding of each element, which most operations do.
             seed = self._runs.case.seed + draw
-            rounded = oracle.perturbed_run(seed, self._mode, rounds_results=True, shares_draw=draw % 2 == 1)
+            try:
+                rounded = oracle.perturbed_run(seed, self._mode, rounds_results=True, shares_draw=draw % 2 == 1)
+            except torch.OutOfMemoryError:
+                if not self._leaves_out:
+                    raise
+                # Rounding needs more memory than the exact run. Without it, the limits are lower.
+                break
             self._raise_sensitivity(self._distances(rounded))
             _add_draw(ill_conditioned, rounded, oracle.exact)
         for noisy in noise.draws:
@@ -331,6 +345,9 @@ class Limits:
         """Lower the limits of results that the reference computes in a finer precision than its dtype."""
         for i, error in self._errors.items():
             share = finer_share(self._runs.expected[i], error, self._conditioning.get(i, 0.0))
+            if share < 1.0 and not bool(self._oracle.exact[i].any()):
+                # Terms that cancel exactly in the reference tell nothing about its precision.
+                continue
             for moved in (self._sensitivity, self._conditioning):
                 if i in moved:
                     moved[i] *= share

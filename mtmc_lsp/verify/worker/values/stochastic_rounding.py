@@ -6,6 +6,8 @@ import torch
 
 BITS = 52
 """The bits of a float64 significand that are stored."""
+PIECE = 1 << 26
+"""Elements for which numbers are drawn at a time: those of a larger tensor would need as much memory as the tensor."""
 
 
 def rounded_at_random(
@@ -30,9 +32,18 @@ def rounded_at_random(
     step = round(info.eps * 2.0**BITS)
     # In place, because tensors may have gigabytes.
     rounded = (plain + grid).sub_(grid)
-    draw = torch.empty(shape, dtype=torch.int64, device=plain.device).random_(0, step, generator=generator)
-    rounded.view(torch.int64).add_(draw).bitwise_and_(-step)
+    if rounded.numel() > PIECE and shape == tuple(plain.shape) and rounded.is_contiguous():
+        for part in rounded.view(-1).split(PIECE):
+            _round_at_random(part, step, generator, tuple(part.shape))
+        return rounded
+    _round_at_random(rounded, step, generator, shape)
     return rounded
+
+
+def _round_at_random(values: torch.Tensor, step: int, generator: torch.Generator, shape: tuple[int, ...]) -> None:
+    """Replace the bits below ``step`` by a carry, in place."""
+    draw = torch.empty(shape, dtype=torch.int64, device=values.device).random_(0, step, generator=generator)
+    values.view(torch.int64).add_(draw).bitwise_and_(-step)
 
 
 def rounded_sum(
