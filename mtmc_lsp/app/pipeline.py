@@ -324,7 +324,8 @@ class Pipeline:
         return fork_server
 
     def _run_capture(self) -> Capture:
-        return capture_whole(self.target, self._fork_server, self._capture_seconds())
+        # A branch has the imports of the file, which take seconds of each process that makes them itself.
+        return capture_whole(self.target, self._branch or self._fork_server, self._capture_seconds())
 
     def _open_measurer(self, capture: Capture) -> PipelineMeasurer:
         if self._options.remote is not None:
@@ -422,7 +423,7 @@ class Pipeline:
             if self.target.definition.kind is TargetKind.KERNEL or error.kind is FailureKind.NO_TENSORS:
                 raise
             self._events.on_stage("capturing parts of the target")
-            return capture_regions(self.target, self._fork_server, self._capture_seconds(), error)
+            return capture_regions(self.target, self._branch or self._fork_server, self._capture_seconds(), error)
 
     def _capture_seconds(self) -> float:
         if self._deadline is None:
