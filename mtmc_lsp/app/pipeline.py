@@ -500,7 +500,7 @@ class Pipeline:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
         settings, measurer = self.target.settings, self.measurer()
         if isinstance(measurer, LocalMeasurer):
-            measurer.prepare_compiler()
+            measurer.prepare_first_step()
         planner, coder = self._open_backends(model, steps)
         seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
         limits = Limits(max(0.0, seconds), settings.max_steps)

@@ -6,6 +6,7 @@ import contextlib
 import math
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -147,7 +148,7 @@ class LocalMeasurer:
         self._trial_process = trial_process
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
         self._engine = VerificationEngine(self._reference, self._process)
-        self._is_prepared = False
+        self._is_prepared, self._preparing = False, threading.Lock()
         self._compiled_ahead: set[str] = set()
         """The ids of the candidates whose kernels are compiled for other sizes."""
         self._compiler = KernelCompiler(
@@ -172,7 +173,7 @@ class LocalMeasurer:
         if self.has_gpu:
             # Importing torch takes seconds, so all processes start at once, while the first step is planned.
             starting = self._background.submit(self._start_timing, trial_process)
-            self._background.submit(self._process.warm_up)
+            self._first_process = self._background.submit(self._process.warm_up)
             self._background.submit(self._reference.start)
             # Baselines start last, because the first step does not need them.
             starting.add_done_callback(lambda _: self._warm_up_later(baseline_process))
@@ -191,9 +192,19 @@ class LocalMeasurer:
         process.warm_up()
         self._pool.set_gpu(process.gpu)
 
-    def prepare_compiler(self) -> None:
-        """Start the compiler while the first step is planned. On a GPU it has started already."""
+    def prepare_first_step(self) -> None:
+        """While the first step is planned, start the compiler, and on a GPU compute references.
+
+        On a GPU the compiler has started already.
+        """
         self._compiler.prepare()
+        if self.has_gpu:
+            self._background.submit(self._prepare_early)
+
+    def _prepare_early(self) -> None:
+        """Compute references once the GPU's free memory is known, which limits them."""
+        self._first_process.result()
+        self._prepare()
 
     def _warm_up_later(self, process: CandidateProcess) -> None:
         # After the end of the run, no further work is accepted.
@@ -276,14 +287,15 @@ class LocalMeasurer:
 
     def _prepare(self) -> None:
         """Compute references, and on a GPU compile the baselines, while the first candidate is compiled."""
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        cases = self._engine.compute_ahead(self._version(self._user_source))
-        if self.has_gpu and cases:
-            end = None if self._options.compile_decides else self._options.deadline
-            seconds = math.inf if end is None else end - time.monotonic()
-            self._timer.prepare_baselines(self._background, self._reference, cases[0], seconds)
+        with self._preparing:
+            if self._is_prepared:
+                return
+            self._is_prepared = True
+            cases = self._engine.compute_ahead(self._version(self._user_source))
+            if self.has_gpu and cases:
+                end = None if self._options.compile_decides else self._options.deadline
+                seconds = math.inf if end is None else end - time.monotonic()
+                self._timer.prepare_baselines(self._background, self._reference, cases[0], seconds)
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""

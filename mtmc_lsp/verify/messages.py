@@ -101,6 +101,8 @@ class ReferenceRequest(Request[ReferenceAnswer], command="verify.reference"):
     """Whether a further call counts the arithmetic operations."""
     defers_oracle: bool = False
     """Whether to leave out the oracle, until results differ from the reference's or :class:`OracleRequest`."""
+    shares_inputs: bool = False
+    """Whether large inputs are shared at once, as by :class:`ShareInputsRequest`."""
 
 
 @dataclass(frozen=True)

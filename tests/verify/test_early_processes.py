@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.verify.engine import VerificationEngine
 from mtmc_lsp.verify.messages import LoadRequest
 
 GPU = Environment("3.12", "2.11.0", "3.6.0", "NVIDIA A10", "sm_86", "550.1")
@@ -88,6 +90,31 @@ def test_without_a_measurer_they_end_and_leave_no_folder(tmp_path: Path) -> None
         early.close()
         assert [process.wait(10) for process in processes if process is not None] == [-9, -9, -9]
     assert not any(Path(folder).exists() for folder in (early.kernels, early.reference.secret, early.reference.inputs))
+
+
+def test_references_are_computed_while_the_first_step_is_planned(
+    asked: list[tuple[Worker, Any]], tmp_path: Path, capture_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the first candidate's process has started, which tells how much memory is free."""
+    capture: Capture = capture_of(RMS)
+    on_gpu = replace(capture, environment=GPU, workload=replace(capture.workload, device="cuda"))
+    known: list[int] = []
+    began = threading.Event()
+    compute_ahead = VerificationEngine.compute_ahead
+
+    def computed(engine: VerificationEngine, candidate: Any) -> Any:
+        known.append(engine._process.free_bytes)
+        began.set()
+        return compute_ahead(engine, candidate)
+
+    monkeypatch.setattr(VerificationEngine, "compute_ahead", computed)
+    early = early_processes(tmp_path)
+    with contextlib.closing(LocalMeasurer(on_gpu, sys.executable, early=early)) as measurer:
+        assert not known, "a plan alone needs no references"
+        measurer.prepare_first_step()
+        assert began.wait(60)
+        measurer._prepare()
+        assert known == [1 << 34]
 
 
 READS = """
