@@ -324,6 +324,16 @@ class GuardAnswer:
 
 
 @dataclass(frozen=True)
+class ConstructRequest(Request[NoAnswer], command="verify.construct"):
+    """Load the user's file and construct the target's module, so that later requests find both. Errors are left to these."""
+
+    workload: Workload
+    user_source: str
+    module_name: str
+    """As :attr:`~mtmc_lsp.core.workload.Capture.module_name`."""
+
+
+@dataclass(frozen=True)
 class LoadRequest(Request[NoAnswer], command="verify.load"):
     """Run the text of modules ahead, which takes seconds of imports, so that requests that lock the GPU find them loaded.
 

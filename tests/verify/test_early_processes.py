@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from handwritten import RMS
 
 from mtmc_lsp.app import pipeline as pipeline_module
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+from mtmc_lsp.app.regions.capture import workload_of
 from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture, Environment
@@ -23,8 +25,9 @@ from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.engine import VerificationEngine
-from mtmc_lsp.verify.messages import LoadRequest
+from mtmc_lsp.verify.messages import CaseRequest, ConstructRequest, LoadRequest, ReferenceRequest
 
 GPU = Environment("3.12", "2.11.0", "3.6.0", "NVIDIA A10", "sm_86", "550.1")
 
@@ -117,6 +120,47 @@ def test_references_are_computed_while_the_first_step_is_planned(
         assert known == [1 << 34]
 
 
+COUNTING = """
+import os
+import torch
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        with open({file!r}, "a") as file:
+            file.write(f"{{os.getpid()}} {{torch.initial_seed()}}\\n")
+        self.weight = torch.nn.Parameter(torch.rand(8))
+
+    # mtmc: x=f32[N,8] N=64
+    def forward(self, x):
+        return torch.softmax(x * self.weight, -1)
+"""
+
+
+def test_the_reference_constructs_the_module_once_and_before_it_is_asked_for(
+    tmp_path: Path, captured: Callable[[str, str], Capture]
+) -> None:
+    made = tmp_path / "made"
+    text = COUNTING.format(file=str(made))
+    capture = captured(text, "Layer.forward")
+    made.unlink()
+    workload = replace(capture.workload, device="cuda")
+    with ForkServer(sys.executable) as fork_server:
+        request = ConstructRequest(workload, text, capture.module_name)
+        early = EarlyProcesses(sys.executable, str(tmp_path), fork_server, request)
+        with contextlib.closing(early):
+            early._thread.join(120)
+            # The sandbox of the trials, where there is one, does not let the constructor write.
+            constructed = made.read_text()
+            processes = [line.split()[0] for line in constructed.splitlines()]
+            assert processes and len(processes) == len(set(processes))
+            case = Case({"N": 16}, "normal", 1)
+            data = CaseRequest(capture, text, case, str(early.reference.inputs / "inputs"))
+            expected = str(early.reference.secret / "expected")
+            early.reference.worker.call(ReferenceRequest(data, expected), 120)
+            assert made.read_text() == constructed
+
+
 READS = """
 import pathlib
 
@@ -163,9 +207,11 @@ class Early:
     """Notes what happens to the early processes."""
 
     events: list[str] = []
+    construct: object = None
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, python: str, cwd: str, fork_server: object, construct: object) -> None:
         self.events.append("early")
+        Early.construct = construct
 
     def close(self) -> None:
         self.events.append("close")
@@ -209,3 +255,5 @@ def test_a_run_starts_them_before_the_capture(
         pipeline._begin()
         pipeline.measurer()
     assert events == expected
+    if sees_gpu:
+        assert Early.construct == ConstructRequest(workload_of(target), RMS.text, "model")
