@@ -38,6 +38,7 @@ from mtmc_lsp.verify.int32_overflow import FAR_CHECK, OTHERS_FILL
 from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.outcomes import with_whole_target
 from mtmc_lsp.verify.reference import Reference
+from mtmc_lsp.verify.sizes.libraries import libraries_of
 
 BACKGROUND_THREADS = 8
 """Threads that wait for processes: starting five of them, compiling ahead and compiling the baselines at the same time."""
@@ -136,6 +137,7 @@ class LocalMeasurer:
                 needs_sandbox=options.needs_sandbox,
                 kernels=self._kernels,
                 early=worker,
+                libraries=libraries_of(capture.graph),
             )
 
         def compiler(low_priority: bool) -> Worker:

@@ -47,6 +47,7 @@ from mtmc_lsp.verify.messages import (
     UseScript,
 )
 from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop, is_network
+from mtmc_lsp.verify.sizes.libraries import libraries_of
 from mtmc_lsp.verify.trials import Trial
 
 SHARED_BYTES = 1e9
@@ -179,9 +180,10 @@ class Reference:
 
     def start(self) -> None:
         """Start the processes and load the user's file. The first request reports an error."""
+        libraries = libraries_of(self.capture.graph, has_oracle=True)
         for worker in self._workers:
             with contextlib.suppress(MtmcError):
-                self.pool.call_unlocked(worker, StartRequest(gpu=self.has_gpu), self.run_seconds)
+                self.pool.call_unlocked(worker, StartRequest(self.has_gpu, libraries=libraries), self.run_seconds)
                 load = LoadRequest(self.capture, self.user_source, (None,))
                 self.pool.call_unlocked(worker, load, self.run_seconds)
 

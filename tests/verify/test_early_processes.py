@@ -20,10 +20,11 @@ from mtmc_lsp.app.regions.capture import workload_of
 from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture, Environment
+from mtmc_lsp.measure import local_measurer
 from mtmc_lsp.measure.early_processes import EarlyProcesses
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.messages import Libraries, StartRequest
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.engine import VerificationEngine
@@ -111,6 +112,8 @@ def test_references_are_computed_while_the_first_step_is_planned(
         return compute_ahead(engine, candidate)
 
     monkeypatch.setattr(VerificationEngine, "compute_ahead", computed)
+    wanted = Libraries(("float32",))
+    monkeypatch.setattr(local_measurer, "libraries_of", lambda graph: wanted)
     early = early_processes(tmp_path)
     with contextlib.closing(LocalMeasurer(on_gpu, sys.executable, early=early)) as measurer:
         assert not known, "a plan alone needs no references"
@@ -118,6 +121,8 @@ def test_references_are_computed_while_the_first_step_is_planned(
         assert began.wait(60)
         measurer._prepare()
         assert known == [1 << 34]
+    loading = {worker for worker, request in asked if isinstance(request, StartRequest) and request.libraries == wanted}
+    assert {early.trials, early.candidate} <= loading
 
 
 COUNTING = """
