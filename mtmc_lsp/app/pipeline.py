@@ -39,13 +39,13 @@ from mtmc_lsp.app.stored_runs import fingerprint, in_current_text, open_store, s
 from mtmc_lsp.app.target_file import OpenTarget, check_place
 from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.app.why import refuse_calls_without_kernels
-from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.capture.module_paths import module_name, project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS, find_record
 from mtmc_lsp.capture.regions.runs import has_dispatch
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import FailureKind, Location, RequestError, TargetUnsupported, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, Location, MtmcError, RequestError, TargetUnsupported, WorkerFailed
 from mtmc_lsp.core.profile import Profile
 from mtmc_lsp.core.protocols import Coder, Planner, State
 from mtmc_lsp.core.results import Timing, Verdict
@@ -64,6 +64,7 @@ from mtmc_lsp.search.kinds import SEARCHES
 from mtmc_lsp.search.loop import watched
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.torch_compile.use import is_compiled_in_file
+from mtmc_lsp.verify.messages import ConstructRequest
 
 PipelineMeasurer = LocalMeasurer | RemoteMeasurer
 CAPTURING = "capturing the target"
@@ -324,7 +325,8 @@ class Pipeline:
         return fork_server
 
     def _run_capture(self) -> Capture:
-        return capture_whole(self.target, self._fork_server, self._capture_seconds())
+        # A branch has the imports of the file, which take seconds of each process that makes them itself.
+        return capture_whole(self.target, self._branch or self._fork_server, self._capture_seconds())
 
     def _open_measurer(self, capture: Capture) -> PipelineMeasurer:
         if self._options.remote is not None:
@@ -386,8 +388,19 @@ class Pipeline:
         """Start the processes that need a GPU beside the capture, if this machine seems to have one."""
         if self._options.captures or self._captures or fork_server.env or not sees_gpu():
             return
-        self._early = EarlyProcesses(self.target.python, str(project_root(self.target.path)), fork_server)
+        root = str(project_root(self.target.path))
+        self._early = EarlyProcesses(self.target.python, root, fork_server, self._early_module())
         self._resources.callback(self._early.close)
+
+    def _early_module(self) -> ConstructRequest | None:
+        """How to construct the target's module on the GPU; None without a workload, which the capture reports."""
+        try:
+            workload = workload_of(self.target)
+        except MtmcError:
+            return None
+        if workload.device != "cuda":
+            return None
+        return ConstructRequest(workload, self._source, module_name(Path(workload.target.path)))
 
     # Parts of stages ---------------------------------------------------------------------------------------------
 
@@ -422,7 +435,7 @@ class Pipeline:
             if self.target.definition.kind is TargetKind.KERNEL or error.kind is FailureKind.NO_TENSORS:
                 raise
             self._events.on_stage("capturing parts of the target")
-            return capture_regions(self.target, self._fork_server, self._capture_seconds(), error)
+            return capture_regions(self.target, self._branch or self._fork_server, self._capture_seconds(), error)
 
     def _capture_seconds(self) -> float:
         if self._deadline is None:
@@ -499,7 +512,7 @@ class Pipeline:
         """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
         settings, measurer = self.target.settings, self.measurer()
         if isinstance(measurer, LocalMeasurer):
-            measurer.prepare_compiler()
+            measurer.prepare_first_step()
         planner, coder = self._open_backends(model, steps)
         seconds = settings.budget_seconds if self._deadline is None else self._deadline - time.monotonic()
         limits = Limits(max(0.0, seconds), settings.max_steps)

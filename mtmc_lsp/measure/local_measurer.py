@@ -6,6 +6,7 @@ import contextlib
 import math
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from mtmc_lsp.verify.int32_overflow import FAR_CHECK, OTHERS_FILL
 from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.outcomes import with_whole_target
 from mtmc_lsp.verify.reference import PreparedCase, Reference
+from mtmc_lsp.verify.sizes.libraries import libraries_of
 
 BACKGROUND_THREADS = 8
 """Threads that wait for processes: starting five of them, compiling ahead and compiling the baselines at the same time."""
@@ -135,6 +137,7 @@ class LocalMeasurer:
                 needs_sandbox=options.needs_sandbox,
                 kernels=self._kernels,
                 early=worker,
+                libraries=libraries_of(capture.graph),
             )
 
         def compiler(low_priority: bool) -> Worker:
@@ -147,7 +150,7 @@ class LocalMeasurer:
         self._trial_process = trial_process
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
         self._engine = VerificationEngine(self._reference, self._process)
-        self._is_prepared = False
+        self._is_prepared, self._preparing = False, threading.Lock()
         self._first: PreparedCase | None = None
         """The workload's case; None before it is prepared."""
         self._compiled_ahead: set[str] = set()
@@ -174,7 +177,7 @@ class LocalMeasurer:
         if self.has_gpu:
             # Importing torch takes seconds, so all processes start at once, while the first step is planned.
             starting = self._background.submit(self._start_timing, trial_process)
-            self._background.submit(self._process.warm_up)
+            self._first_process = self._background.submit(self._process.warm_up)
             self._background.submit(self._reference.start)
             # Baselines start last, because the first step does not need them.
             starting.add_done_callback(lambda _: self._warm_up_later(baseline_process))
@@ -193,9 +196,19 @@ class LocalMeasurer:
         process.warm_up()
         self._pool.set_gpu(process.gpu)
 
-    def prepare_compiler(self) -> None:
-        """Start the compiler while the first step is planned. On a GPU it has started already."""
+    def prepare_first_step(self) -> None:
+        """While the first step is planned, start the compiler, and on a GPU compute references.
+
+        On a GPU the compiler has started already.
+        """
         self._compiler.prepare()
+        if self.has_gpu:
+            self._background.submit(self._prepare_early)
+
+    def _prepare_early(self) -> None:
+        """Compute references once the GPU's free memory is known, which limits them."""
+        self._first_process.result()
+        self._prepare()
 
     def _warm_up_later(self, process: CandidateProcess) -> None:
         # After the end of the run, no further work is accepted.
@@ -282,13 +295,14 @@ class LocalMeasurer:
 
         Where memory is tight, the baselines wait for the first verdict: a trial and a verification need the memory first.
         """
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        cases = self._engine.compute_ahead(self._version(self._user_source))
-        self._first = cases[0] if cases else None
-        if not self._engine.is_tight(self._capture):
-            self._prepare_baselines()
+        with self._preparing:
+            if self._is_prepared:
+                return
+            self._is_prepared = True
+            cases = self._engine.compute_ahead(self._version(self._user_source))
+            self._first = cases[0] if cases else None
+            if not self._engine.is_tight(self._capture):
+                self._prepare_baselines()
 
     def _prepare_baselines(self) -> None:
         """Compile the baselines in the background; only the first call does."""

@@ -23,6 +23,14 @@ class StartAnswer:
 
 
 @dataclass(frozen=True)
+class Libraries:
+    """What the libraries of a GPU will compute, by dtype. Each loads its kernels with its first operation."""
+
+    products: tuple[str, ...] = ()
+    convolutions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StartRequest(Request[StartAnswer], command="process.start"):
     """Import torch and create the GPU context, so that the first real request does not wait for them."""
 
@@ -30,6 +38,8 @@ class StartRequest(Request[StartAnswer], command="process.start"):
     """Whether to create a GPU context."""
     for_candidates: bool = False
     """Whether candidates will run here: also start Triton's driver and limit the GPU memory of the process."""
+    libraries: Libraries = Libraries()
+    """What to load, once."""
 
 
 @dataclass(frozen=True)

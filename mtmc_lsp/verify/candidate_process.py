@@ -12,7 +12,7 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.process.cache_files import cache_file
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.messages import Libraries, StartRequest
 from mtmc_lsp.process.protocol import Answer, GpuLock, Request
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import RESULTS, Sandbox, Worker
@@ -22,6 +22,7 @@ RUN_SECONDS = 120.0
 INTERPRETER_MEMORY = 8 << 30
 """Limit for the data of a candidate under the interpreter, whose cases are small."""
 START_SECONDS = 120.0
+NO_LIBRARIES = Libraries()
 
 
 def sandboxed_worker(python: str, cwd: str, kernels: str, hidden: str, fork_server: ForkServer | None) -> Worker:
@@ -46,6 +47,7 @@ class CandidateProcess:
         memory_bytes: int | None = None,
         kernels: str = "",
         early: Worker | None = None,
+        libraries: Libraries = NO_LIBRARIES,
     ) -> None:
         """Prepare the process without starting it.
 
@@ -57,7 +59,9 @@ class CandidateProcess:
             memory_bytes: memory limit of a candidate under the interpreter; by default 8 GiB.
             kernels: a folder for compiled kernels, which the caller removes; by default a temporary one.
             early: a process of :func:`sandboxed_worker` with these folders that starts already; this object owns it.
+            libraries: what to load when it starts.
         """
+        self._libraries = libraries
         self._has_gpu, self._environment, self._needs_sandbox = has_gpu, environment, needs_sandbox
         # Keep compiled kernels, because the next candidate shares most of them.
         self._temporary_kernels = tempfile.mkdtemp(prefix="mtmc-kernels-") if has_gpu and not kernels else ""
@@ -100,11 +104,12 @@ class CandidateProcess:
         Raises:
             EnvironmentNotAble: the sandbox is incomplete and a complete one is required.
         """
-        started = self._worker.call(StartRequest(gpu=self._has_gpu, for_candidates=True), START_SECONDS)
+        request = StartRequest(gpu=self._has_gpu, for_candidates=True, libraries=self._libraries)
+        started = self._worker.call(request, START_SECONDS)
         self.gpu, self.free_bytes = started.gpu, started.free_bytes
         if started.error and not self._reason and self._has_gpu:
             # CUDA does not start in the sandbox here, so candidates run without one, and the verdict notes it.
-            free = self._unlocked.call(StartRequest(gpu=True, for_candidates=True), START_SECONDS)
+            free = self._unlocked.call(request, START_SECONDS)
             if not free.error:
                 self.gpu, self.free_bytes = free.gpu, free.free_bytes
                 self._reason = started.error

@@ -19,6 +19,7 @@ from mtmc_lsp.verify.sizes.case_sizes import (
     conditions_allow,
     first_allowed,
     is_larger,
+    is_network,
     iterated_work,
     loop_operations,
     raised_sizes,
@@ -78,6 +79,8 @@ PEAKS_EVERYWHERE = "peaks everywhere"
 AT_BLOCKS = " at blocks of "
 RARE_LARGE = "rare large"
 """A distribution of positive values; some of the first argument are so large that a total in bfloat16 loses the others."""
+FURTHER_VALUES = ("uniform", "tiny", "mixed", "constant", "large")
+"""Distributions that are tried at one size, besides ``normal``. The first of them tells that size."""
 SPECIAL_DISTRIBUTIONS = ("denormal", *NOT_FINITE)
 """Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
 EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
@@ -171,7 +174,7 @@ def least_size_that_runs(capture: Capture) -> int:
 def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
     """The cases for a version in the user's file: sizes and values, calls outside its guard, unusual values and layouts."""
     is_large = _runs_once(capture, interpreted)
-    cases = verification_cases(capture, interpreted=interpreted, seed=seed, is_large=is_large)
+    cases = verification_cases(capture, interpreted=interpreted, seed=seed, is_large=is_large, is_version=True)
     unusual = _unusual_cases(capture, cases, interpreted, seed + len(cases), is_large=is_large)
     numbers = _number_cases(capture, unusual[0], seed + len(cases) + len(unusual))
     expected = (*cases, *(case for case in unusual if not _is_excepted(case, capture, interpreted)), *numbers)
@@ -285,7 +288,7 @@ def _unusual_cases(
     """Further values and layouts, at sizes of one of the ``cases``; small sizes for the interpreter."""
     arguments = [item for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
     small = verification_cases(capture, interpreted=True, seed=seed, part=SMALL_PART) if interpreted else cases
-    model = next((case for case in small if case.distribution == "constant" and case.kind == VALUES), cases[0])
+    model = next((case for case in small if case.distribution == FURTHER_VALUES[0] and case.kind == VALUES), cases[0])
     # The same sizes as an earlier case with other contents.
     is_long = loop_operations(capture.graph, cases[0].sizes) > LOOP_OPERATIONS
     unusual = [replace(model if interpreted or is_long or is_large else cases[0], distribution="normal")]
@@ -301,8 +304,27 @@ def _unusual_cases(
     return [replace(case, seed=seed + 1 + i) for i, case in enumerate(unusual)]
 
 
+def _has_free_values(capture: Capture) -> bool:
+    """Whether an argument's values follow the distribution of a case: a floating-point tensor without a stated range."""
+    specs = capture.workload.tensors
+    kinds = {item.name: item.type.dtype for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
+    return any(
+        is_float(kinds[leaf.input])
+        and leaf.low is None
+        and not (leaf.name in specs and specs[leaf.name].low is not None)
+        for leaf in capture.leaves
+        if leaf.input in kinds
+    )
+
+
 def verification_cases(
-    capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0, is_large: bool = False
+    capture: Capture,
+    *,
+    interpreted: bool,
+    seed: int,
+    part: float = 1.0,
+    is_large: bool = False,
+    is_version: bool = False,
 ) -> tuple[Case, ...]:
     """Cases of different sizes and values for a capture.
 
@@ -311,14 +333,19 @@ def verification_cases(
     tried at multiples of eight, which TMA kernels require; at odd sizes the user's code would run instead. One case has sizes
     that the blocks of a loop do not hold, where it runs, too. If ``is_large``, only
     the first case has the workload's sizes, and none larger ones.
+
+    A version of the user's file has no cases that repeat others: several distributions where no argument follows them, and
+    the second small size of a network whose other sizes are constant. Each new size of a network takes seconds on a GPU, because
+    libraries choose an algorithm for each of its operations.
     """
     graph = capture.graph
     base = reduced_sizes(capture, part=part) if interpreted else dict(graph.sizes)
     variable = [name for name in capture.variable_sizes if name in base]
     from_get_inputs = capture.workload.source is WorkloadSource.GET_INPUTS and not interpreted
     plans: list[tuple[dict[str, int], str]] = [(base, "given")] if from_get_inputs else []
+    further = FURTHER_VALUES if not is_version or _has_free_values(capture) else FURTHER_VALUES[:1]
     if not variable:
-        plans += [(base, d) for d in ("normal", "normal", "uniform", "large", "tiny", "mixed", "constant")]
+        plans += [(base, d) for d in ("normal", "normal", *further)]
         last = base
     else:
         # At the workload's length, loops run in its own case and in the one with larger sizes.
@@ -354,7 +381,9 @@ def verification_cases(
         plans += [(odd, "normal")]
         if is_large and (long := sizes_with_longest(graph, base, variable)):
             plans.append((long, "normal"))
-        plans += [(small, "normal"), (other, "mixed")]
+        plans += [(small, "normal")]
+        if interpreted or not is_version or len(variable) > 1 or not is_network(graph):
+            plans.append((other, "mixed"))
         # The effect of values does not depend on the size, so small sizes do.
         less = (
             {name: -(-short[name] // 2) for name in variable} if interpreted else smaller_sizes(graph, short, variable)
@@ -363,7 +392,7 @@ def verification_cases(
             graph,
             (with_rows(graph, base, near(turn, less)) for turn in (_uneven, _odd)),
         )
-        plans += [(middle, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
+        plans += [(middle, d) for d in further] + [(empty, "normal")]
         plans += [(beyond, "normal")] if limits else []
         if not (too_large(graph, larger, 2.0) if interpreted else huge):
             plans.append((larger, "normal"))

@@ -101,6 +101,8 @@ class ReferenceRequest(Request[ReferenceAnswer], command="verify.reference"):
     """Whether a further call counts the arithmetic operations."""
     defers_oracle: bool = False
     """Whether to leave out the oracle, until results differ from the reference's or :class:`OracleRequest`."""
+    shares_inputs: bool = False
+    """Whether large inputs are shared at once, as by :class:`ShareInputsRequest`."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,16 @@ class GuardAnswer:
     """The guard that refuses."""
     stands_in: bool = False
     """Whether CPU tensors stood in for those of a GPU."""
+
+
+@dataclass(frozen=True)
+class ConstructRequest(Request[NoAnswer], command="verify.construct"):
+    """Load the user's file and construct the target's module, so that later requests find both. Errors are left to these."""
+
+    workload: Workload
+    user_source: str
+    module_name: str
+    """As :attr:`~mtmc_lsp.core.workload.Capture.module_name`."""
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,12 @@ from mtmc_lsp.verify.messages import (
     UseScript,
 )
 from mtmc_lsp.verify.sizes.case_sizes import has_slow_loop, is_network
+from mtmc_lsp.verify.sizes.libraries import libraries_of
 from mtmc_lsp.verify.trials import Trial
 
 SHARED_BYTES = 1e9
-"""Workloads that move more bytes take long to create once more, so their inputs are shared with the timer."""
+"""Workloads that move more bytes take long to create once more, so their inputs are shared with the timer. Those of smaller ones
+may be shared before a version needs them."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class Reference:
         """The files of expected results for which the float64 oracle did not fit into memory."""
         self._deferred: dict[str, PreparedCase] = {}
         """By file of expected results: cases without an oracle, until their results are judged."""
+        self._shared = set[str]()
+        """The files of expected results of cases whose inputs are shared already."""
         self._needs_oracles = False
         """Whether results differ from the reference's, so that the oracles of all cases are needed."""
 
@@ -176,9 +180,10 @@ class Reference:
 
     def start(self) -> None:
         """Start the processes and load the user's file. The first request reports an error."""
+        libraries = libraries_of(self.capture.graph, has_oracle=True)
         for worker in self._workers:
             with contextlib.suppress(MtmcError):
-                self.pool.call_unlocked(worker, StartRequest(gpu=self.has_gpu), self.run_seconds)
+                self.pool.call_unlocked(worker, StartRequest(self.has_gpu, libraries=libraries), self.run_seconds)
                 load = LoadRequest(self.capture, self.user_source, (None,))
                 self.pool.call_unlocked(worker, load, self.run_seconds)
 
@@ -213,19 +218,25 @@ class Reference:
                 self._prepared[key] = PreparedCase(data, expected, done)
                 if defers:
                     self._deferred[expected] = self._prepared[key]
+                if defers and is_first:
+                    # Before other cases are computed: this case is judged first.
+                    self._ahead.submit(self._compute_oracle, self._prepared[key])
             return self._prepared[key]
 
     def _defers_oracle(self, data: CaseRequest) -> bool:
-        """Whether the results of a case are probably the reference's, bit for bit, and its oracle takes long.
+        """Whether the oracle of a case is left out at first, because it takes long.
 
-        Outside its guard, a version runs the user's code. The first version of a network often launches the same library
-        kernels from a CUDA graph.
+        The results of most cases are probably the reference's, bit for bit: outside its guard, a version runs the user's code,
+        and the first version of a network often launches the same library kernels from a CUDA graph. The oracle of a network's
+        workload is computed while the version runs on it.
         """
         case = data.case
-        if data.is_first or self.counts_operations or case.has_all_draws or not case.has_oracle:
+        if self.counts_operations or case.has_all_draws or not case.has_oracle:
             return False
-        is_outside = case.kind == AUTOGRAD
-        return is_outside or (self.has_gpu and not self._needs_oracles and is_network(data.call.graph))
+        takes_long = self.has_gpu and is_network(data.call.graph)
+        if data.is_first:
+            return takes_long and len(self._workers) == 1
+        return case.kind == AUTOGRAD or (takes_long and not self._needs_oracles)
 
     def compute_oracles(self) -> None:
         """Start to compute the oracles that were left out, because a candidate's results are not the reference's."""
@@ -274,7 +285,12 @@ class Reference:
         with self._idle:
             self._idle.wait_for(lambda: not self._waiting[worker])
         counts_operations = self.counts_operations and data.is_first
-        answer = self._call(ReferenceRequest(data, expected, counts_operations, defers_oracle), worker)
+        # The oracle follows at once, and the version must not wait for it to get the inputs.
+        shares_inputs = defers_oracle and data.is_first and self.capture.bytes < SHARED_BYTES
+        request = ReferenceRequest(data, expected, counts_operations, defers_oracle, shares_inputs)
+        answer = self._call(request, worker)
+        if shares_inputs and answer.is_large:
+            self._shared.add(expected)
         self._note_oracle(expected, has_oracle=answer.has_oracle or not data.case.has_oracle)
         return answer
 
@@ -282,6 +298,8 @@ class Reference:
         try:
             return self.pool.call(worker, request, self.run_seconds)
         except MtmcError as error:
+            # A process that starts again has shared nothing.
+            self._shared.clear()
             if error.kind.is_gpu_failure:
                 # A failed kernel makes every later GPU call of the process fail. The next one computes lost results again.
                 worker.close()
@@ -306,6 +324,9 @@ class Reference:
     def share_inputs(self, prepared: PreparedCase) -> None:
         """Make the inputs of a case available to the candidate process until its results are judged."""
         if prepared.data.shares_memory and prepared.done.result().is_large:
+            if prepared.expected in self._shared:
+                self._shared.discard(prepared.expected)
+                return
             self._call_first(ShareInputsRequest(prepared.data, prepared.data.inputs), prepared)
 
     def without_shared_memory(self, prepared: PreparedCase) -> PreparedCase:

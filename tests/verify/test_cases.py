@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from handwritten import ADD_IN_PLACE, RMS, SCALE_MODULE, Handwritten
 
+from mtmc_lsp.verify import cases as cases_module
 from mtmc_lsp.verify.cases import (
     AUTOGRAD,
     FLOAT64,
     FORWARD,
+    FURTHER_VALUES,
     ON_CPU,
     VALUES,
     foreign_cases,
@@ -263,3 +266,33 @@ def test_calls_that_take_seconds_on_the_cpu_are_not_tried_there(dtype: str, is_t
     )
     cases = verification_cases(captured(text, "f"), interpreted=False, seed=7)
     assert (ON_CPU in {case.kind for case in cases}) is is_tried
+
+
+EMBEDDING = (
+    "import torch\n\n# mtmc: ids=i64[N,D]@0..9 N=64 D=32\ndef f(ids):\n    return torch.sin(ids.float() * 0.5)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"), [("ids=i64[N,D]@0..9", 1), ("ids=f32[N,D]@0.5..1", 1), ("ids=f32[N,D]", 5)]
+)
+def test_a_version_has_no_distributions_that_no_argument_follows(captured, arguments: str, count: int) -> None:
+    capture = captured(EMBEDDING.replace("ids=i64[N,D]@0..9", arguments), "f")
+    repeated = [case for case in foreign_cases(capture, interpreted=False, seed=1) if case.kind == VALUES]
+    cases = [case for case in version_cases(capture, interpreted=False, seed=1) if case.kind == VALUES]
+    values = [case for case in cases if case.distribution in FURTHER_VALUES]
+    by_sizes = Counter(tuple(case.sizes.values()) for case in values)
+    assert max(by_sizes.values()) == count
+    assert {tuple(case.sizes.values()) for case in cases} == {tuple(case.sizes.values()) for case in repeated}
+
+
+def test_a_network_whose_batch_alone_varies_has_one_small_size(captured, monkeypatch) -> None:
+    capture = captured("import torch\n\n# mtmc: x=f32[B,32] B=8\ndef f(x):\n    return torch.softmax(x, -1)\n", "f")
+    assert capture.variable_sizes == ("B",)
+
+    def sizes() -> set[int]:
+        return {case.sizes["B"] for case in version_cases(capture, interpreted=False, seed=1)}
+
+    few = sizes()
+    monkeypatch.setattr(cases_module, "is_network", lambda graph: True)
+    assert few - sizes() == {2} and {0, 1, 8} < sizes() and max(sizes()) > 8

@@ -13,11 +13,13 @@ import pytest
 import torch
 from handwritten import RMS
 
+from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.worker import tensor_ipc
 from mtmc_lsp.verify import reference as module
 from mtmc_lsp.verify.cases import AUTOGRAD, Case
+from mtmc_lsp.verify.error_limits import Draws
 from mtmc_lsp.verify.messages import (
     CaseRequest,
     JudgeAnswer,
@@ -26,6 +28,7 @@ from mtmc_lsp.verify.messages import (
     OracleRequest,
     ReferenceAnswer,
     ReferenceRequest,
+    ShareInputsRequest,
 )
 from mtmc_lsp.verify.reference import Reference
 from mtmc_lsp.verify.trials import Trial
@@ -113,6 +116,18 @@ def test_trivial_answers_are_sought_with_an_oracle(judged: Judged, oracles: list
     assert not failed and oracles and not answer.trivial
 
 
+def test_the_workload_s_oracle_on_request_is_the_one_that_its_judge_would_compute(
+    judged: Judged, oracles: list[str]
+) -> None:
+    """Trivial answers are sought in that case: its limits have the draws that refuse them."""
+    judged.data = replace(judged.data, is_first=True)
+    compute_oracle(OracleRequest(judged.data, judged.expected))
+    made = len(oracles)
+    assert made and reference_cache.load(judged.expected, "cpu")["draws"] == Draws.ALL
+    failed, answer = judged.failed(right(judged.x), finds_trivial=True)
+    assert not failed and not answer.trivial and len(oracles) == made
+
+
 def test_an_oracle_is_computed_once_on_request(judged: Judged, oracles: list[str]) -> None:
     request = OracleRequest(judged.data, judged.expected)
     assert compute_oracle(request).has_oracle and len(oracles) == 1
@@ -174,19 +189,72 @@ def test_oracles_of_a_network_follow_once_results_differ(
         reference._shares_memory = False
         prepared = reference.prepare(trial, cases, first=cases[0])
         prepared[-1].done.result(10)
-        assert worker.deferred == {1: False, 2: True, 3: True, 4: True, 5: True}
+        assert worker.deferred == {1: True, 2: True, 3: True, 4: True, 5: True}
 
         def judge_case(i: int) -> None:
             reference.judge(prepared[i], tmp_path / "r", is_exact=False, differing=(), finds_trivial=False)
 
         for i in (0, 1):
             judge_case(i)
-        assert not worker.oracles
+        assert worker.oracles == [1], "the workload's oracle is computed before it is judged, without being asked for"
         worker.is_identical = False
         judge_case(2)
         later = reference.prepare(trial, [replace(cases[1], seed=6)], first=cases[0])
         later[0].done.result(10)
-        assert worker.oracles == [4] and worker.deferred[6] is False
+        assert worker.oracles == [1, 4] and worker.deferred[6] is False
+
+
+def test_the_inputs_of_a_network_s_workload_are_shared_before_its_oracle_is_computed(
+    capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version begins on them meanwhile; for another version they are shared again."""
+    monkeypatch.setattr(module, "is_network", lambda graph: True)
+    requests: list[Any] = []
+
+    class Sharing(FakeWorker):
+        def call(self, request: Any, seconds: float, *_: object) -> Any:
+            requests.append(request)
+            answer = super().call(request, seconds)
+            return replace(answer, is_large=True) if isinstance(answer, ReferenceAnswer) else answer
+
+    worker: Any = Sharing()
+    cases = [Case({"N": n, "D": 8}, "normal", n) for n in (1, 2)]
+    with Reference(capture_of(RMS), RMS.text, sys.executable, seed=3, worker=worker) as reference:
+        reference.has_gpu = reference._shares_memory = True
+        first, second = reference.prepare(Trial(reference.capture), cases, first=cases[0])
+        second.done.result(10)
+        kinds = [type(request) for request in requests]
+        assert kinds == [ReferenceRequest, OracleRequest, ReferenceRequest]
+        assert [r.shares_inputs for r in requests if isinstance(r, ReferenceRequest)] == [True, False]
+        worker.call = lambda request, *_: requests.append(request)
+        for prepared, count in ((first, 0), (first, 1), (second, 2)):
+            reference.share_inputs(prepared)
+            assert sum(isinstance(request, ShareInputsRequest) for request in requests) == count
+
+
+def test_inputs_that_were_shared_at_once_are_shared_again_after_a_failure(
+    capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "is_network", lambda graph: True)
+
+    class Dying(FakeWorker):
+        def call(self, request: Any, seconds: float, *_: object) -> Any:
+            if isinstance(request, OracleRequest):
+                raise WorkerFailed("it died", kind=FailureKind.CRASHED)
+            if isinstance(request, ShareInputsRequest):
+                shared.append(request)
+                return None
+            return replace(super().call(request, seconds), is_large=True)
+
+    shared: list[Any] = []
+    worker: Any = Dying()
+    cases = [Case({"N": n, "D": 8}, "normal", n) for n in (1, 2)]
+    with Reference(capture_of(RMS), RMS.text, sys.executable, seed=3, worker=worker) as reference:
+        reference.has_gpu = reference._shares_memory = True
+        first, second = reference.prepare(Trial(reference.capture), cases, first=cases[0])
+        second.done.result(10)
+        reference.share_inputs(first)
+        assert len(shared) == 1
 
 
 def test_small_graphs_and_foreign_candidates_get_oracles_at_once(capture_of: Callable[..., Capture]) -> None:

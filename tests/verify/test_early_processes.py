@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +16,19 @@ from handwritten import RMS
 
 from mtmc_lsp.app import pipeline as pipeline_module
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+from mtmc_lsp.app.regions.capture import workload_of
 from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture, Environment
+from mtmc_lsp.measure import local_measurer
 from mtmc_lsp.measure.early_processes import EarlyProcesses
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.messages import Libraries, StartRequest
 from mtmc_lsp.process.worker_process import Worker
-from mtmc_lsp.verify.messages import LoadRequest
+from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.engine import VerificationEngine
+from mtmc_lsp.verify.messages import CaseRequest, ConstructRequest, LoadRequest, ReferenceRequest
 
 GPU = Environment("3.12", "2.11.0", "3.6.0", "NVIDIA A10", "sm_86", "550.1")
 
@@ -90,6 +96,76 @@ def test_without_a_measurer_they_end_and_leave_no_folder(tmp_path: Path) -> None
     assert not any(Path(folder).exists() for folder in (early.kernels, early.reference.secret, early.reference.inputs))
 
 
+def test_references_are_computed_while_the_first_step_is_planned(
+    asked: list[tuple[Worker, Any]], tmp_path: Path, capture_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the first candidate's process has started, which tells how much memory is free."""
+    capture: Capture = capture_of(RMS)
+    on_gpu = replace(capture, environment=GPU, workload=replace(capture.workload, device="cuda"))
+    known: list[int] = []
+    began = threading.Event()
+    compute_ahead = VerificationEngine.compute_ahead
+
+    def computed(engine: VerificationEngine, candidate: Any) -> Any:
+        known.append(engine._process.free_bytes)
+        began.set()
+        return compute_ahead(engine, candidate)
+
+    monkeypatch.setattr(VerificationEngine, "compute_ahead", computed)
+    wanted = Libraries(("float32",))
+    monkeypatch.setattr(local_measurer, "libraries_of", lambda graph: wanted)
+    early = early_processes(tmp_path)
+    with contextlib.closing(LocalMeasurer(on_gpu, sys.executable, early=early)) as measurer:
+        assert not known, "a plan alone needs no references"
+        measurer.prepare_first_step()
+        assert began.wait(60)
+        measurer._prepare()
+        assert known == [1 << 34]
+    loading = {worker for worker, request in asked if isinstance(request, StartRequest) and request.libraries == wanted}
+    assert {early.trials, early.candidate} <= loading
+
+
+COUNTING = """
+import os
+import torch
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        with open({file!r}, "a") as file:
+            file.write(f"{{os.getpid()}} {{torch.initial_seed()}}\\n")
+        self.weight = torch.nn.Parameter(torch.rand(8))
+
+    # mtmc: x=f32[N,8] N=64
+    def forward(self, x):
+        return torch.softmax(x * self.weight, -1)
+"""
+
+
+def test_the_reference_constructs_the_module_once_and_before_it_is_asked_for(
+    tmp_path: Path, captured: Callable[[str, str], Capture]
+) -> None:
+    made = tmp_path / "made"
+    text = COUNTING.format(file=str(made))
+    capture = captured(text, "Layer.forward")
+    made.unlink()
+    workload = replace(capture.workload, device="cuda")
+    with ForkServer(sys.executable) as fork_server:
+        request = ConstructRequest(workload, text, capture.module_name)
+        early = EarlyProcesses(sys.executable, str(tmp_path), fork_server, request)
+        with contextlib.closing(early):
+            early._thread.join(120)
+            # The sandbox of the trials, where there is one, does not let the constructor write.
+            constructed = made.read_text()
+            processes = [line.split()[0] for line in constructed.splitlines()]
+            assert processes and len(processes) == len(set(processes))
+            case = Case({"N": 16}, "normal", 1)
+            data = CaseRequest(capture, text, case, str(early.reference.inputs / "inputs"))
+            expected = str(early.reference.secret / "expected")
+            early.reference.worker.call(ReferenceRequest(data, expected), 120)
+            assert made.read_text() == constructed
+
+
 READS = """
 import pathlib
 
@@ -136,9 +212,11 @@ class Early:
     """Notes what happens to the early processes."""
 
     events: list[str] = []
+    construct: object = None
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, python: str, cwd: str, fork_server: object, construct: object) -> None:
         self.events.append("early")
+        Early.construct = construct
 
     def close(self) -> None:
         self.events.append("close")
@@ -182,3 +260,5 @@ def test_a_run_starts_them_before_the_capture(
         pipeline._begin()
         pipeline.measurer()
     assert events == expected
+    if sees_gpu:
+        assert Early.construct == ConstructRequest(workload_of(target), RMS.text, "model")

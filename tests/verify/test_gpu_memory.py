@@ -31,7 +31,7 @@ from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.timing.worker import timing_commands
 from mtmc_lsp.verify.int32_overflow import OTHERS_FILL
 from mtmc_lsp.verify.messages import CandidateRequest
-from mtmc_lsp.verify.worker import reference_cache
+from mtmc_lsp.verify.worker import reference_cache, run_target
 
 GIB = 1 << 30
 TOTAL = 128 * GIB
@@ -75,6 +75,18 @@ def test_a_considerable_share_that_is_idle_goes_back_after_a_command(
         return {}
 
     assert "result" in respond(monkeypatch, run)
+    assert cuda.emptied == emptied
+
+
+@pytest.mark.parametrize(("total", "idle", "emptied"), [(128, 3, 0), (128, 5, 1), (16, 0.75, 0), (16, 1.25, 1)])
+def test_a_process_keeps_a_little_idle_memory_for_its_next_case(
+    total: int, idle: float, emptied: int, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much it holds."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, total * GIB))
+    cuda.allocated = 8 * GIB
+    cuda.reserved = cuda.allocated + int(idle * GIB)
+    run_target.release_gpu_memory()
     assert cuda.emptied == emptied
 
 

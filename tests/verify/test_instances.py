@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from mtmc_lsp.verify.worker.inputs import convert_to_float64
 from mtmc_lsp.verify.worker.instances import instance_of
 
 
@@ -103,3 +104,37 @@ def test_constructor_arguments_that_are_tensors_are_not_compared_but_constructed
     scales = [torch.full((2,), float(i)) for i in range(2)]
     made = [instance_of(Holding, [scale], {}, "cpu", replaced=[]) for scale in scales]
     assert [float(module.scale[0]) for module in made] == [0.0, 1.0]
+
+
+class Held(torch.nn.Module):
+    """Registers a parameter and a buffer that cases replace, and others that they do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.tied = self.linear.weight
+
+
+def test_conversion_to_float64_leaves_out_what_is_replaced() -> None:
+    instance, other = Held(), Held()
+    replaced = {id(instance.linear.weight), id(instance.norm.running_mean)}
+    weight, mean = instance.linear.weight.data_ptr(), instance.norm.running_mean
+    convert_to_float64(instance, replaced)
+    assert instance.linear.weight.data_ptr() == weight and instance.norm.running_mean is mean
+    assert mean is not None and mean.dtype == instance.linear.weight.dtype == torch.float32
+    converted = dict(other.double().state_dict())
+    for name, value in instance.state_dict().items():
+        if name not in ("linear.weight", "tied", "norm.running_mean"):
+            assert value.dtype == converted[name].dtype, name
+    assert instance.tied is instance.linear.weight and not instance.frozen.requires_grad
+    assert instance.norm.num_batches_tracked is not None
+    assert instance.norm.num_batches_tracked.dtype == torch.int64
+
+
+def test_a_module_that_converts_itself_does_so() -> None:
+    instance = torch.nn.Sequential(torch.nn.LSTM(3, 2), torch.nn.Linear(2, 2))
+    convert_to_float64(instance, {id(instance[1].weight)})
+    assert {value.dtype for value in instance.state_dict().values()} == {torch.float64}
+    assert {weight.dtype for weight in instance[0]._flat_weights} == {torch.float64}

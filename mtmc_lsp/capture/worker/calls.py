@@ -46,6 +46,7 @@ from mtmc_lsp.core.errors import (
 )
 from mtmc_lsp.core.workload import StateTensor, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker.failures import classify
+from mtmc_lsp.process.worker.threads import few_threads
 
 VARIADIC: Mapping[Any, type] = {
     inspect.Parameter.VAR_POSITIONAL: FurtherArguments,
@@ -132,10 +133,23 @@ class Call:
 
 
 def constructed(
-    kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str, dtype: str
+    kind: Any,
+    positional: Sequence[Any],
+    named: Mapping[str, Any],
+    device: str,
+    dtype: str,
+    *,
+    as_program: bool = False,
 ) -> torch.nn.Module:
-    """Construct a module on the device; its floating-point tensors get the dtype, unless that is empty."""
-    instance: torch.nn.Module = kind(*positional, **named).to(device, getattr(torch, dtype) if dtype else None)
+    """Construct a module on the device; its floating-point tensors get the dtype, unless that is empty.
+
+    Args:
+        as_program: whether the constructor must see what it sees in a program: torch's usual number of threads.
+    """
+    # On a GPU, the other processes of the run construct it at the same time.
+    is_shared = device != "cpu" and not as_program
+    with few_threads() if is_shared else contextlib.nullcontext():
+        instance: torch.nn.Module = kind(*positional, **named).to(device, getattr(torch, dtype) if dtype else None)
     return instance
 
 

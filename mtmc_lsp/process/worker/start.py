@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from mtmc_lsp.process import sandbox
-from mtmc_lsp.process.messages import StartAnswer, StartRequest
+from mtmc_lsp.process.messages import Libraries, StartAnswer, StartRequest
 
 GPU_MEMORY_FRACTION = 0.85
 """Share of the GPU's memory that a candidate may use; the reference process needs some too."""
 MAX_ERROR_CHARACTERS = 600
+SIDE = 16
+"""Of the matrices and images of the first operations of libraries."""
+
+_loaded = set[tuple[str, str]]()
+"""Kinds of operations and dtypes whose libraries are loaded."""
 
 
 def start(request: StartRequest) -> StartAnswer:
@@ -27,6 +34,28 @@ def start(request: StartRequest) -> StartAnswer:
                 # Builds Triton's launcher, so this also tests the C compiler and the cache folder.
                 triton.runtime.driver.active.get_current_target()
                 torch.cuda.set_per_process_memory_fraction(GPU_MEMORY_FRACTION)
+            load_libraries(request.libraries, "cuda")
         except Exception as error:
             failure = f"{type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
     return StartAnswer(sandbox.active, gpu, free_bytes, failure)
+
+
+def load_libraries(libraries: Libraries, device: str) -> None:
+    """Run one small operation of each kind, unless that was done. A failure is left to the code that needs the library."""
+    with torch.no_grad():
+        for dtype in libraries.products:
+            with contextlib.suppress(Exception):
+                if _is_new("product", dtype):
+                    square = torch.ones(SIDE, SIDE, dtype=getattr(torch, dtype), device=device)
+                    square @ square
+        for dtype in libraries.convolutions:
+            with contextlib.suppress(Exception):
+                if _is_new("convolution", dtype):
+                    image = torch.ones(1, SIDE, SIDE, SIDE, dtype=getattr(torch, dtype), device=device)
+                    torch.nn.functional.conv2d(image, image.expand(SIDE, SIDE, SIDE, SIDE)[..., :3, :3].contiguous())
+
+
+def _is_new(kind: str, dtype: str) -> bool:
+    is_new = (kind, dtype) not in _loaded
+    _loaded.add((kind, dtype))
+    return is_new

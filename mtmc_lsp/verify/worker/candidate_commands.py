@@ -341,13 +341,17 @@ class _Calls:
         return {**current.placed(arguments), **self._parameters}
 
     def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
+        written = []
         with torch.no_grad():
             for name in names:
                 if tensors[name].grad_fn is not None and name in self._parameters:
                     # A buffer that the last call wrote depends on that call.
                     tensors[name].detach_()
                 if not _shares_elements(tensors[name]):
-                    tensors[name].copy_(self._inputs[name])
+                    written.append(name)
+            if written:
+                # One launch for many tensors.
+                torch._foreach_copy_([tensors[name] for name in written], [self._inputs[name] for name in written])
 
     def _call_on_other_contents(self, tensors: dict[str, torch.Tensor], *, parameters: bool = False) -> None:
         """Call the candidate on the same tensors with other floating-point values, then restore the contents.

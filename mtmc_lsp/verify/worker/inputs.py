@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -321,17 +321,34 @@ def prepared_call(
     call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=construct)
     if call.instance is not None and (shared is None or shared.needs_parameters()):
         floats = [t for t in inputs.values() if t.is_floating_point()]
+        held = [item for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
         # The element size reveals float64; under the oracle's mode, dtype is the user's.
         if any(t.element_size() == 8 for t in floats):
-            call.instance.double()
+            convert_to_float64(call.instance, {id(read_tensor(call.instance, item.access)) for item in held})
         slots = slots_of(call.instance)
-        for item in capture.graph.inputs:
-            if item.kind is not InputKind.ARGUMENT:
-                replace_tensor(slots[id(read_tensor(call.instance, item.access))], inputs[item.name])
+        for item in held:
+            replace_tensor(slots[id(read_tensor(call.instance, item.access))], inputs[item.name])
     numbers = {item.access: item.value for item in capture.graph.numbers}
     pairs = zip(call.names, call.values, strict=True)
     values = [inputs[input_of[path]] if path in input_of else numbers.get(path, value) for path, value in pairs]
     return call, values
+
+
+def convert_to_float64(instance: torch.nn.Module, replaced: Collection[int]) -> None:
+    """As ``instance.double()``, except for tensors that the caller replaces, given by their ``id``: each would be copied first.
+
+    A module that does more when its tensors are converted, as recurrent layers do, is converted by itself.
+    """
+    if any(type(part)._apply is not torch.nn.Module._apply for part in instance.modules()):
+        instance.double()
+        return
+    for part in instance.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None and id(parameter) not in replaced and parameter.is_floating_point():
+                parameter.data = parameter.data.double()
+        for name, buffer in part._buffers.items():
+            if buffer is not None and id(buffer) not in replaced and buffer.is_floating_point():
+                part._buffers[name] = buffer.double()
 
 
 def reusing(capture: Capture) -> Callable[..., torch.nn.Module]:

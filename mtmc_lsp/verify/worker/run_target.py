@@ -23,6 +23,7 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.gpu_lock import let_timings_pass
+from mtmc_lsp.process.worker.gpu_memory import IDLE_PART
 from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, VALUES, Case
 from mtmc_lsp.verify.messages import KernelsFile
@@ -34,8 +35,8 @@ from mtmc_lsp.verify.worker.observation.global_state import RANDOM_STATE, change
 
 _modules: dict[tuple[str, str, str], Any] = {}
 _is_interpreted: bool | None = None
-MUCH_RESERVED = 1 << 30
-"""Bytes of unused GPU memory that a process may keep for its next case."""
+MUCH_IDLE = 1 << 30
+"""Bytes of unused GPU memory that a process may keep for its next case, also if they are more than ``IDLE_PART``."""
 
 
 def is_interpreted() -> bool:
@@ -342,8 +343,14 @@ def poison_new_memory() -> None:
 
 
 def release_gpu_memory() -> None:
-    """Return unused GPU memory to the device for other processes."""
-    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > MUCH_RESERVED:
+    """Return unused GPU memory to the device for other processes, unless it is little.
+
+    The next case allocates about as much again, in hundreds of blocks for a network in float64.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if idle > max(MUCH_IDLE, IDLE_PART * torch.cuda.mem_get_info()[1]):
         torch.cuda.empty_cache()
 
 

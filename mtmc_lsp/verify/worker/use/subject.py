@@ -77,7 +77,7 @@ class Constructor:
 
     def __call__(self) -> torch.nn.Module:
         """A new module."""
-        return constructed(self.kind, self.positional, self.named, self.device, self.dtype)
+        return constructed(self.kind, self.positional, self.named, self.device, self.dtype, as_program=True)
 
 
 @dataclass(frozen=True)
