@@ -256,13 +256,18 @@ class SourceOptimizer:
         )
         step = replace(step, candidate=candidate)
         try:
-            step = self._judged(step, proposal, current, text, facts)
-            return self._timed(step, text, current if has_previous else None, facts) if step.verdict else step
+            # Most versions are not faster, and a timing needs one compilation, but the cases may need several.
+            step = self._timed(step, text, current if has_previous else None, facts)
+            if step.status is StepStatus.REJECTED:
+                return step
+            return self._judged(step, proposal, current, text, facts)
         except MtmcError as error:
-            return replace(step, status=StepStatus.FAILED, reason=error.message, failure=error.kind)
+            return replace(step, status=StepStatus.FAILED, timing=None, reason=error.message, failure=error.kind)
 
     def _judged(self, step: Step, proposal: Proposal, current: bytes, text: bytes, facts: Sequence[Facts]) -> Step:
+        """A step that was timed, or cannot be, after its verification."""
         self.reporter.on_stage("observing the edited kernels")
+        failed = replace(step, status=StepStatus.FAILED, timing=None)
         texts = [text]
         if proposal.name == LAST and not self.tools.has_gpu:
             # A GPU runs each configuration.
@@ -272,23 +277,28 @@ class SourceOptimizer:
             traces = self.tools.observe(version, self.cases)
             verdict = compared(self.traces, traces)
             if not verdict.is_correct:
-                return replace(step, verdict=verdict, reason=verdict.reason)
+                return replace(failed, verdict=verdict, reason=verdict.reason)
         # On a GPU the version has run already, and its time tells more than the compiler's statistics.
         work = None if self.tools.has_gpu else self.tools.work(text)
         if work is not None:
             self.reporter.on_stage("compiling")
             report = self.tools.compiled(text, work)
-            step = replace(step, report=report)
+            step, failed = replace(step, report=report), replace(failed, report=report)
             problem = worse(report, _known(facts))
             if problem:
                 return replace(step, verdict=verdict, status=StepStatus.REJECTED, reason=problem)
         self.reporter.on_stage("verifying")
         engine = self.tools.verify(text)
-        return replace(step, verdict=engine or verdict, reason=engine.reason if engine is not None else "")
+        if engine is not None and not engine.is_correct:
+            return replace(failed, verdict=engine, reason=engine.reason)
+        if step.timing is not None:
+            others = compared(self.traces, self.tools.observe_configurations(text, self.cases))
+            if others.status is VerdictStatus.INCORRECT:
+                return replace(failed, verdict=others, reason=others.reason)
+        return replace(step, verdict=engine or verdict)
 
     def _timed(self, step: Step, text: bytes, previous: bytes | None, facts: Sequence[Facts]) -> Step:
-        if step.status is StepStatus.REJECTED or step.verdict is None or not step.verdict.is_correct:
-            return step
+        """A step with its time: accepted, as far as the time decides, or rejected."""
         bound = sum(each.bound_us for each in facts)
         # Results may still be in the cache when the clock stops.
         # The work of a sample of programs is an estimate, so it says nothing certain.
@@ -305,10 +315,6 @@ class SourceOptimizer:
         judged = decisive(timing, rival)
         ratio = judged.against(rival) if judged is not None else None
         if judged is not None and ratio is not None:
-            # Most versions are not faster, so the other configurations run only now.
-            others = compared(self.traces, self.tools.observe_configurations(text, self.cases))
-            if others.status is VerdictStatus.INCORRECT:
-                return replace(step, verdict=others, reason=others.reason)
             reason = f"{ratio.ratio:.2f}x as fast as before" + ("" if judged is timing else IN_ROWS)
             return replace(step, status=StepStatus.ACCEPTED, timing=judged, reason=reason)
         return replace(step, status=StepStatus.REJECTED, timing=timing, reason=_slower(timing, rival))

@@ -15,9 +15,10 @@ from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Speed, Tim
 from mtmc_lsp.core.run import KernelLaunch, Step, StepStatus
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.kernels.actions.catalogue import WHEN_IT_PAYS
-from mtmc_lsp.kernels.limits import WITHIN_KERNELS, limit_of
+from mtmc_lsp.kernels.limits import WITHIN_KERNELS, limit_of, start_of
 from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Fault, FaultKind, LaunchWork, TraceCase
 from mtmc_lsp.kernels.optimizer import SourceOptimizer
+from mtmc_lsp.kernels.refusals import Stage, refusal_of, takes_the_launch
 from tests.kernels.test_free_blocks import ROWS
 
 CASE = TraceCase({})
@@ -54,8 +55,10 @@ class Scripted:
         self.others, self.ratio = SOUND, 0.0
         self.settled: list[bytes] = []
         self.timed: list[bytes] = []
+        self.observed: list[bytes] = []
 
     def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        self.observed.append(text)
         return () if self.endless and self.endless.encode() in text else (SOUND,)
 
     def observe_configurations(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
@@ -186,6 +189,45 @@ def test_other_configurations_are_compared_before_a_faster_version_is_kept(
     first = optimizer.steps[0]
     assert (first.status, len(tools.settled) > 0) == (status, ratio > 1.0)
     assert (text != ROWS.encode()) == (status is StepStatus.ACCEPTED)
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(0.9, StepStatus.REJECTED), (1.5, StepStatus.ACCEPTED)])
+def test_versions_that_are_not_faster_are_not_observed(ratio: float, status: StepStatus) -> None:
+    tools = Scripted("")
+    tools.ratio = ratio
+    optimizer = on_gpu(tools)
+    text = optimizer.run()
+    assert optimizer.steps[0].status is status
+    kept = [
+        step.candidate.source.encode()
+        for step in optimizer.steps
+        if step.status is StepStatus.ACCEPTED and step.candidate
+    ]
+    assert tools.observed == kept
+    assert (text != ROWS.encode()) == (ratio > 1.0)
+
+
+def test_a_faster_version_with_other_results_is_not_kept() -> None:
+    class Wrong(Scripted):
+        def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+            return (replace(SOUND, faults=(Fault(FaultKind.WRONG_VALUES, 0, "rows_kernel", "it is wrong"),)),)
+
+    tools = Wrong("")
+    tools.ratio = 1.5
+    optimizer = on_gpu(tools)
+    assert optimizer.run() == ROWS.encode()
+    refused = [refusal_of(step) for step in optimizer.steps]
+    assert refused and all(item is not None and item.stage is Stage.WRONG for item in refused)
+    assert all("it is wrong" in step.reason and step.timing is None for step in optimizer.steps)
+
+
+@pytest.mark.parametrize(("graph_us", "is_bound"), [(None, True), (4.0, True), (79.0, False)])
+def test_the_launch_takes_no_time_that_the_gpu_takes_alone(graph_us: float | None, is_bound: bool) -> None:
+    found = timing(80.0, host_us=70.0, graph_us=graph_us)
+    assert takes_the_launch(found) == is_bound
+    start = start_of(found, memory_us=78.0)
+    assert ("direct-launch" in start.excluded) != is_bound
+    assert ("bandwidth" in (start.limit.reason if start.limit else "")) != is_bound
 
 
 def in_rows(ratio: float, speed: Speed, rows: tuple[float, Speed] | None) -> Timing:

@@ -242,5 +242,7 @@ def _status(accepted: list[Step], steps: list[Step], timing: Timing | None) -> R
         return RunStatus.IMPROVED if is_faster(timing, "eager") else RunStatus.NO_GAIN
     verdicts = [step.verdict for step in steps if step.verdict is not None]
     is_compared = any(verdict.status is not VerdictStatus.UNCERTIFIABLE for verdict in verdicts)
-    is_wrong = is_compared and not any(verdict.is_correct for verdict in verdicts)
+    # Versions that are not faster are not verified.
+    is_timed = any(step.timing is not None for step in steps)
+    is_wrong = is_compared and not is_timed and not any(verdict.is_correct for verdict in verdicts)
     return RunStatus.INCORRECT if is_wrong else RunStatus.NO_GAIN
