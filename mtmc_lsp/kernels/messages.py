@@ -202,6 +202,8 @@ class ProgramRequest(Request[ProgramAnswer], command="kernels.program"):
     """Run a file as a program, in a process that runs nothing else."""
 
     path: str
+    tunes: bool = True
+    """Whether autotuners choose among their configurations; otherwise the first one runs."""
 
 
 ROW_METHOD = "CUDA events around rows of calls, contenders interleaved in random order, medians per call"

@@ -210,6 +210,28 @@ def test_the_test_is_timed_where_the_kernels_do_not_accept_generated_inputs(monk
     assert closed == [True], "a process that lost the GPU ends"
 
 
+def test_a_version_that_fails_on_inputs_of_the_original_does_not_change_the_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock:
+        def time(self, request: Any) -> object:
+            if request.source == VERSION.decode():
+                raise MtmcError("internal error in kernels.time: ValueError: out of range")
+            return request.workload
+
+    session = Session()
+    extra: Any = session
+    extra.importable = lambda text: text.decode()
+    generated, test = (SimpleNamespace(source=source) for source in (WorkloadSource.DIRECTIVE, WorkloadSource.SCRIPT))
+    session.target.workload, session.target.observed, session.target.observed_workload = generated, test, test
+    tools = tools_of(session, monkeypatch)
+    tools._timekeeper = cast(Any, Clock())
+    assert cast(Any, tools.baseline(1.0)) is generated
+    with pytest.raises(MtmcError, match="out of range"):
+        tools.time(VERSION, None, 1.0, 0.0)
+    assert not tools.times_test
+
+
 def test_the_seconds_of_a_timing_tell_how_long_it_waited_and_used_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session()
     answer = TimeAnswer(cast(Any, "timing"), (10.0, 13.0), 2.5)
@@ -219,7 +241,8 @@ def test_the_seconds_of_a_timing_tell_how_long_it_waited_and_used_the_gpu(monkey
     tools = tools_of(session, monkeypatch)
     for _ in range(2):
         assert tools._ask(cast(Any, "request"), is_locked=True) is answer
-    assert extra.seconds == {"wait for the GPU": 5.0, "GPU alone": 1.0}
+    # The window begins after the wait.
+    assert extra.seconds == {"wait for the GPU": 5.0, "GPU alone": 6.0}
 
 
 def test_results_that_vary_from_run_to_run_certify_nothing() -> None:

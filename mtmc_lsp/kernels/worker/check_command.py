@@ -57,13 +57,25 @@ def check(request: KernelCheckRequest) -> TraceAnswer:
     """Run a version on each case, once for each of the chosen configurations of its autotuners, and compare the results."""
     if is_interpreted():
         prepare_interpreter()
-    try:
-        module = _module(request, request.source)
-    except Exception as error:  # the user's code raises anything
-        return TraceAnswer((), f"{type(error).__name__}: {error}")
-    before = compile_seconds[0]
-    traces = tuple(_checked(module, request, case) for case in request.cases)
+    with one_thread():
+        try:
+            module = _module(request, request.source)
+        except Exception as error:  # the user's code raises anything
+            return TraceAnswer((), f"{type(error).__name__}: {error}")
+        before = compile_seconds[0]
+        traces = tuple(_checked(module, request, case) for case in request.cases)
     return TraceAnswer(traces, compile_seconds=compile_seconds[0] - before)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one core meanwhile: several runs share the cores, and their threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _module(request: KernelCheckRequest, text: str) -> ModuleType:

@@ -14,7 +14,7 @@ import torch
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import ROW_METHOD, KernelTimeRequest
-from mtmc_lsp.kernels.worker.autotuners import direct_launches, with_first_config
+from mtmc_lsp.kernels.worker.autotuners import direct_launches, short_benchmarks, with_first_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
 from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
@@ -29,9 +29,6 @@ from mtmc_lsp.timing.worker.paired_benchmark import (
 )
 from mtmc_lsp.timing.worker.sampling import ROW_US, graph_medians, in_rows, interleaved, warm
 from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
-
-WARMUP_MS, REPEAT_MS = 4, 16
-"""Milliseconds for each configuration of an autotuner; by default Triton takes 25 and 100."""
 
 _modules: dict[str, Any] = {}
 
@@ -48,7 +45,7 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         runs["control"] = runs["candidate"]
         if request.previous:
             runs["previous"] = _run(request, request.previous, seed)
-        for run in runs.values():
+        for run in (run for name, run in runs.items() if name != "control"):
             compile_ahead(run)
             # What was not compiled ahead is compiled while others may time.
             with compiling_unshared():
@@ -80,23 +77,6 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
         by_rows = replace(summarise(rows, graphs, setup, peaks), warm_us=timing.warm_us, method=ROW_METHOD)
         timing = replace(timing, rows=by_rows)
     return TimeAnswer(timing, (began, ended), lock_seconds[WAITING_ALONE] - waited)
-
-
-@contextlib.contextmanager
-def short_benchmarks() -> Iterator[None]:
-    """Let autotuners measure each configuration for a shorter time."""
-    from triton import testing
-
-    original = testing.do_bench
-
-    def do_bench(call: Callable[[], object], **options: Any) -> Any:
-        return original(call, **{"warmup": WARMUP_MS, "rep": REPEAT_MS, **options})
-
-    testing.do_bench = do_bench
-    try:
-        yield
-    finally:
-        testing.do_bench = original
 
 
 def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
