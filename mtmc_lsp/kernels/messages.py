@@ -186,6 +186,9 @@ class KernelCheckRequest(Request[TraceAnswer], command="kernels.check"):
     """The file with the version; the same text notes the launches."""
     cases: tuple[TraceCase, ...]
     configs: Configs = Configs.FIRST
+    has_zero_indices: bool = False
+    """Whether new integer tensors are zero until they are written, for tests that use them as indices; otherwise they are the
+    largest integer."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Session:
         self.interpreted: list[bytes] = []
         self.checked: list[bytes] = []
         self.configs: list[Configs] = []
+        self.zeroed: list[bool] = []
         self.started = False
 
     def trace(self, text: bytes, cases: Sequence[TraceCase], **options: Any) -> Sequence[CaseTrace]:
@@ -51,9 +52,17 @@ class Session:
         return nullcontext()
 
     def check(
-        self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
+        self,
+        text: bytes,
+        cases: Sequence[TraceCase],
+        lock: object,
+        seconds: float,
+        configs: Configs,
+        *,
+        has_zero_indices: bool,
     ) -> TraceAnswer:
         self.checked.append(text)
+        self.zeroed.append(has_zero_indices)
         self.configs.append(configs)
         faults = self.faults if text == VERSION else ()
         return TraceAnswer(tuple(CaseTrace(case, faults) for case in cases))
@@ -104,6 +113,38 @@ def test_the_interpreter_takes_a_small_share_of_a_short_run(
     assert given == pytest.approx(limits)
 
 
+@pytest.mark.parametrize("helps", [True, False])
+def test_a_file_that_loses_the_gpu_is_checked_with_indices_of_zero(
+    helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+
+    class Losing(Session):
+        def check(self, *args: Any, has_zero_indices: bool, **options: Any) -> TraceAnswer:
+            answer = super().check(*args, has_zero_indices=has_zero_indices, **options)
+            if not (helps and has_zero_indices):
+                raise MtmcError(
+                    "internal error in kernels.check: AcceleratorError: CUDA error: an illegal memory access"
+                )
+            return answer
+
+        def plain_worker(self) -> Any:
+            return SimpleNamespace(close=lambda: closed.append(True))
+
+    session = Losing()
+    tools = tools_of(session, monkeypatch)
+    before = tools.observe(ORIGINAL, CASES)
+    assert session.zeroed == [False, True]
+    assert len(closed) == (1 if helps else 2), "a process that lost the GPU ends"
+    if helps:
+        assert compared(before, tools.observe(VERSION, CASES)).is_correct
+        assert session.zeroed == [False, True, True], "a version gets the same indices"
+    else:
+        with pytest.raises(MtmcError):
+            tools.observe(VERSION, CASES)
+        assert session.zeroed[2:] == [False]
+
+
 def test_a_version_that_differs_on_the_gpu_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(faults=(WRONG,))
     tools = tools_of(session, monkeypatch)
@@ -122,9 +163,7 @@ def test_a_file_is_interpreted_while_it_runs_on_the_gpu(monkeypatch: pytest.Monk
             self.both.wait()
             return super().trace(text, cases, **options)
 
-        def check(
-            self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
-        ) -> TraceAnswer:
+        def check(self, *args: Any, **options: Any) -> TraceAnswer:
             self.both.wait()
             raise WorkerFailed("the test needs more memory", kind=FailureKind.GPU_OUT_OF_MEMORY)
 
@@ -135,9 +174,7 @@ def test_a_file_is_interpreted_while_it_runs_on_the_gpu(monkeypatch: pytest.Monk
 
 def test_a_file_that_does_not_run_on_the_gpu_is_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Session):
-        def check(
-            self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
-        ) -> TraceAnswer:
+        def check(self, text: bytes, cases: Sequence[TraceCase], *args: Any, **options: Any) -> TraceAnswer:
             fault = Fault(FaultKind.RAISES, 0, "", "OutOfResources: out of resource: shared memory")
             return TraceAnswer(tuple(CaseTrace(case, (fault,)) for case in cases), compile_seconds=2.5)
 

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
@@ -46,6 +47,9 @@ from mtmc_lsp.process.worker.kernel_compilation import (
 from mtmc_lsp.timing.worker.timing_commands import device_name
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import is_interpreted
+
+NEW = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+"""Functions that create tensors without values."""
 
 _modules: dict[str, ModuleType] = {}
 _expected: dict[tuple[str, str], list[torch.Tensor]] = {}
@@ -170,11 +174,26 @@ def _results(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
             with torch.no_grad():
                 distribute(value, case.distribution)
     # A test of the file may call backward().
-    with poisoned(), compiling_unshared(), torch.set_grad_enabled(request.workload.source is WorkloadSource.SCRIPT):
+    zero_indices = ZeroIndices() if request.has_zero_indices else contextlib.nullcontext()
+    with (
+        poisoned(),
+        zero_indices,
+        compiling_unshared(),
+        torch.set_grad_enabled(request.workload.source is WorkloadSource.SCRIPT),
+    ):
         returned = call.run()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return [tensor.cpu() for tensor in tensors_of([*tree_leaves(returned), *call.values])]
+
+
+class ZeroIndices(TorchFunctionMode):
+    """Fills new integer tensors with zero."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        is_new = getattr(function, "__name__", "") in NEW and isinstance(result, torch.Tensor)
+        return result.zero_() if is_new and not result.is_floating_point() and not result.is_complex() else result
 
 
 @contextlib.contextmanager
