@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.comparison import compared, worse
-from mtmc_lsp.kernels.limits import ON_HOST, Start, decisive, start_of
+from mtmc_lsp.kernels.limits import ON_HOST, Start, decisive, hides_a_gain, start_of
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 from mtmc_lsp.kernels.refusals import takes_the_launch
 from mtmc_lsp.kernels.repairs.site import sites_of
@@ -129,6 +129,7 @@ class SourceOptimizer:
         began = time.monotonic()
         self._deadline = deadline = began + self.seconds
         current, tried, failed = self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
+        hidden, tuned = set[tuple[str, str, str]](), set[str]()
         timing: Timing | None = None
         while len(self.steps) < MOST_STEPS_TRIED:
             if time.monotonic() >= deadline:
@@ -148,9 +149,13 @@ class SourceOptimizer:
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
             possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
+            possible = [p for p in possible if not p.follows or self._may_follow(p, hidden)]
             excluded = self.excluded | (self._start.excluded if self._start is not None else frozenset())
-            left = [p for p in possible if p.key not in tried and p.name not in excluded]
             is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
+            left = [p for p in possible if p.key not in tried and p.name not in excluded]
+            if is_short:
+                # Configurations beside those that were just chosen rarely gain, and compile for long.
+                left = [p for p in left if p.name != LAST or p.kernel not in tuned]
             if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
                 # Tuning gains most often, so it comes before the other edits where the time is short.
                 # If there is no time to compile several configurations, edits that compile only one come first.
@@ -170,12 +175,20 @@ class SourceOptimizer:
             self.reporter.on_step(step)
             if step.status is StepStatus.FAILED:
                 failed.add(following.key)
+            rival = "previous" if timing is not None else "eager"
+            if step.status is StepStatus.REJECTED and step.timing is not None and hides_a_gain(step.timing, rival):
+                hidden.add(following.key)
             if step.status is StepStatus.ACCEPTED and step.candidate is not None:
                 current, timing = step.candidate.source.encode(), step.timing
+                tuned |= {following.kernel} if following.name == LAST else set()
                 if following.name in ON_HOST and timing is not None:
                     # The GPU may take a larger share of the calls now.
                     self._start = start_of(timing, _memory_us(facts))
         return current
+
+    def _may_follow(self, proposal: Proposal, hidden: Collection[tuple[str, str, str]]) -> bool:
+        """Whether a direct launch is added to an autotuner that hid a gain."""
+        return (proposal.name, proposal.kernel, proposal.follows) in hidden and not ON_HOST & self.excluded
 
     def facts(self, text: bytes) -> list[Facts]:
         """What is known about each kernel of a text."""

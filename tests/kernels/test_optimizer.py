@@ -19,6 +19,7 @@ from mtmc_lsp.kernels.limits import WITHIN_KERNELS, limit_of, start_of
 from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Fault, FaultKind, LaunchWork, TraceCase
 from mtmc_lsp.kernels.optimizer import SourceOptimizer
 from mtmc_lsp.kernels.refusals import Stage, refusal_of, takes_the_launch
+from mtmc_lsp.source.syntax import first_error, parse
 from tests.kernels.test_free_blocks import ROWS
 
 CASE = TraceCase({})
@@ -313,3 +314,42 @@ def test_kernels_are_tuned_once_cheaper_launches_do_not_hide_them_any_more(graph
     kinds = [step.action.params["change"] for step in optimizer.steps]
     assert kinds[0] == "direct-launch"
     assert ("autotune" in kinds) == is_tuned
+
+
+@pytest.mark.parametrize(
+    ("graph_us", "excluded", "is_tried"),
+    [(30.0, frozenset[str](), True), (30.0, frozenset({"direct-launch"}), False), (60.0, frozenset[str](), False)],
+)
+def test_an_autotuner_whose_launch_hides_a_faster_kernel_is_tried_with_direct_launches(
+    graph_us: float, excluded: frozenset[str], is_tried: bool
+) -> None:
+    tools = Scripted("")
+    # Before, the GPU takes 60 us of a call, so its launches are not made cheaper first.
+    tools.original = timing(62.0, host_us=58.0, graph_us=60.0)
+
+    def time(text: bytes, *_: object) -> Timing:
+        is_direct = b"class DirectLaunch" in text
+        found = timing(40.0, 1.5) if is_direct else timing(90.0, 0.7, host_us=85.0, graph_us=graph_us)
+        return replace(found, baselines=(replace(found.baselines[0], graph_us=60.0),))
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.excluded, optimizer.seconds = excluded, 30.0
+    text = optimizer.run().decode()
+    kinds = [str(step.action.params["change"]) for step in optimizer.steps]
+    assert kinds.count("autotune") == (2 if is_tried else 1) and "direct-launch" not in kinds
+    assert ("@DirectLaunch\n@triton.autotune(" in text) == is_tried
+    assert first_error(parse(text.encode())) is None
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(30.0, 1), (600.0, 2)])
+def test_in_a_short_run_an_autotuner_that_was_kept_gets_no_further_configurations(seconds: float, count: int) -> None:
+    tools = Scripted("")
+    faster = timing(80.0, 1.5)
+    both = (*faster.baselines, replace(faster.baselines[0], name="previous"))
+    cast(Any, tools).time = lambda *_: replace(faster, baselines=both)
+    optimizer = on_gpu(tools)
+    optimizer.seconds = seconds
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds.count("autotune") == count
