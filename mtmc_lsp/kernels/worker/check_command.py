@@ -37,7 +37,8 @@ from mtmc_lsp.kernels.worker.autotuners import (
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.launch_record import launch_of
 from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
-from mtmc_lsp.process.gpu_lock import let_timings_pass
+from mtmc_lsp.process.gpu_lock import let_timings_pass, unshared
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
 from mtmc_lsp.process.worker.kernel_compilation import (
     compile_ahead,
     compile_seconds,
@@ -127,7 +128,8 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
             return CaseTrace(case, (Fault(FaultKind.RAISES, 0, kernel, problem),))
         problem = ""
         kernel = launches[-1].launch.kernel if launches else ""
-        detail = difference(results, expected)
+        with unshared():
+            detail = difference(results, expected)
         if detail and _varies(request, case):
             return CaseTrace(case, refusal=VARIES)
         if detail:
@@ -179,6 +181,7 @@ def _results(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
         poisoned(),
         zero_indices,
         compiling_unshared(),
+        DrawingUnshared(),
         torch.set_grad_enabled(request.workload.source is WorkloadSource.SCRIPT),
     ):
         returned = call.run()
@@ -236,6 +239,7 @@ def recording(launches: list[LaunchWork]) -> Iterator[None]:
 
     def launched(original: Any) -> Any:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            let_timings_pass()
             with contextlib.suppress(Exception):
                 work = _work(self, args, kwargs)
                 if in_tuner:

@@ -11,6 +11,7 @@ import sys
 from mtmc_lsp.kernels.messages import ProgramAnswer, ProgramRequest
 from mtmc_lsp.kernels.worker.autotuners import first_configs, short_benchmarks
 from mtmc_lsp.kernels.worker.check_command import one_thread
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, sharing_kernels
 
 
@@ -24,7 +25,14 @@ def run_program(request: ProgramRequest) -> ProgramAnswer:
     sys.path.insert(0, folder)
     try:
         choosing = short_benchmarks() if request.tunes else first_configs()
-        with contextlib.redirect_stdout(output), compiling_unshared(), sharing_kernels(), choosing, one_thread():
+        with (
+            contextlib.redirect_stdout(output),
+            compiling_unshared(),
+            DrawingUnshared(),
+            sharing_kernels(),
+            choosing,
+            one_thread(),
+        ):
             runpy.run_path(request.path, run_name="__main__")
             _finish()
     except SystemExit as error:

@@ -17,6 +17,7 @@ from mtmc_lsp.kernels.messages import ROW_METHOD, KernelTimeRequest
 from mtmc_lsp.kernels.worker.autotuners import direct_launches, short_benchmarks, with_first_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
 from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
 from mtmc_lsp.timing.messages import TimeAnswer
 from mtmc_lsp.timing.worker.clock import Run
@@ -95,7 +96,7 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
         with recording_launches(launches, direct_launches(_modules[text])):
             call.run()
 
-    with torch.enable_grad():
+    with torch.enable_grad(), DrawingUnshared():
         compile_ahead(call.run)
         with compiling_unshared():
             with_first_config([_modules[text]], run)
