@@ -104,7 +104,8 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
     if request.source == request.original:
         return CaseTrace(case, (), launches=tuple(launches))
     numbers = [0] if request.configs is Configs.FIRST else _other_configs(module, _module(request, request.original))
-    if numbers and not is_interpreted():
+    is_compiled = request.configs is Configs.FIRST and direct_launches(module)
+    if numbers and not is_interpreted() and not is_compiled:
         compile_ahead(lambda: _results(module, request, case), numbers)
     problem = ""
     for number in numbers:

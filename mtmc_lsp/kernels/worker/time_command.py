@@ -32,6 +32,8 @@ from mtmc_lsp.timing.worker.sampling import ROW_US, graph_medians, in_rows, inte
 from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
 
 _modules: dict[str, Any] = {}
+_compiled: set[tuple[str, str]] = set()
+"""Texts that this process timed, each with the function that was called: their kernels are compiled."""
 
 
 def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
@@ -39,18 +41,17 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
     clock = clock_of()
     seed = 0
     with torch.no_grad():
-        runs = {
-            "candidate": _run(request, request.source, seed),
-            "eager": _run(request, request.original, seed),
-        }
+        texts = {"candidate": request.source, "eager": request.original, "previous": request.previous}
+        loaded = {text: _run(request, text, seed) for text in dict.fromkeys(texts.values()) if text}
+        runs = {name: loaded[text] for name, text in texts.items() if text}
         runs["control"] = runs["candidate"]
-        if request.previous:
-            runs["previous"] = _run(request, request.previous, seed)
-        for run in (run for name, run in runs.items() if name != "control"):
-            compile_ahead(run)
+        for text, run in loaded.items():
+            if _is_new(request, text):
+                compile_ahead(run)
             # What was not compiled ahead is compiled while others may time.
             with compiling_unshared():
                 with_first_config([*_modules.values()], run)
+            _compiled.add((text, request.workload.target.qualname))
             let_timings_pass()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
@@ -97,10 +98,15 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
             call.run()
 
     with torch.enable_grad(), DrawingUnshared():
-        compile_ahead(call.run)
+        if _is_new(request, text):
+            compile_ahead(call.run)
         with compiling_unshared():
             with_first_config([_modules[text]], run)
     return lambda: [launch() for launch in launches]
+
+
+def _is_new(request: KernelTimeRequest, text: str) -> bool:
+    return (text, request.workload.target.qualname) not in _compiled
 
 
 @contextlib.contextmanager
