@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from mtmc_lsp.kernels.worker.autotuners import LONG_MS, REPEAT_MS, WARMUP_MS, first_configs, short_benchmarks
 from mtmc_lsp.kernels.worker.time_command import recording_launches
 from mtmc_lsp.process.worker import kernel_compilation
-from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared
+from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, passing_at_launches
 from tests.codegen.noted_launches import note_launches
 
 
@@ -98,6 +98,20 @@ def test_autotuners_measure_for_a_shorter_time_unless_the_author_says_how_long(m
         testing.do_bench(lambda: None, warmup=1, rep=300)
     testing.do_bench(lambda: None)
     assert asked == [{"warmup": WARMUP_MS, "rep": REPEAT_MS, "quantiles": (0.5,)}, {"warmup": 1, "rep": 300}, {}]
+
+
+def test_a_program_lets_others_time_before_each_launch(
+    compiled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[int] = []
+    monkeypatch.setattr(kernel_compilation, "let_timings_pass", lambda: passed.append(len(compiled)))
+    kernel = JITFunction(double_kernel)
+    with passing_at_launches():
+        kernel.run(3, BLOCK=16, grid=(1,), warmup=False)
+        kernel.run(3, BLOCK=32, grid=(1,), warmup=False)
+    kernel.run(3, BLOCK=16, grid=(1,), warmup=False)
+    assert passed == [0, 1]
+    assert [kwargs["BLOCK"] for kwargs in compiled] == [16, 32, 16]
 
 
 def test_a_configuration_with_a_long_call_is_measured_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

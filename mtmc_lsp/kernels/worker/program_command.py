@@ -12,7 +12,7 @@ from mtmc_lsp.kernels.messages import ProgramAnswer, ProgramRequest
 from mtmc_lsp.kernels.worker.autotuners import first_configs, short_benchmarks
 from mtmc_lsp.kernels.worker.check_command import one_thread
 from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
-from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, sharing_kernels
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, passing_at_launches, sharing_kernels
 
 
 def run_program(request: ProgramRequest) -> ProgramAnswer:
@@ -29,6 +29,7 @@ def run_program(request: ProgramRequest) -> ProgramAnswer:
             contextlib.redirect_stdout(output),
             compiling_unshared(),
             DrawingUnshared(),
+            passing_at_launches(),
             sharing_kernels(),
             choosing,
             one_thread(),

@@ -18,7 +18,12 @@ from mtmc_lsp.kernels.worker.autotuners import direct_launches, short_benchmarks
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
 from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
-from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
+from mtmc_lsp.process.worker.kernel_compilation import (
+    compile_ahead,
+    compiling_unshared,
+    passing_at_launches,
+    share_kernels,
+)
 from mtmc_lsp.timing.messages import TimeAnswer
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.paired_benchmark import (
@@ -97,7 +102,7 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
         with recording_launches(launches, direct_launches(_modules[text])):
             call.run()
 
-    with torch.enable_grad(), DrawingUnshared():
+    with torch.enable_grad(), DrawingUnshared(), passing_at_launches():
         if _is_new(request, text):
             compile_ahead(call.run)
         with compiling_unshared():
