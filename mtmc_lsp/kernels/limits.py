@@ -72,11 +72,18 @@ def decisive(timing: Timing, rival: str) -> Timing | None:
     Single calls show what the GPU does, since it is busy until the host has launched them. Rows show what the host does. A
     version must be faster by one of them, and slower by none.
     """
-    judged = [timing, timing.rows] if timing.rows is not None else [timing]
-    speeds = [each.speed_over(rival) for each in judged]
-    if Speed.SLOWER in speeds:
+    if is_slower(timing, rival):
         return None
-    return next((each for each, speed in zip(judged, speeds, strict=True) if speed is Speed.FASTER), None)
+    return next((each for each in _both(timing) if each.speed_over(rival) is Speed.FASTER), None)
+
+
+def is_slower(timing: Timing, rival: str) -> bool:
+    """Whether a version is slower than a rival by single calls or by rows of calls."""
+    return any(each.speed_over(rival) is Speed.SLOWER for each in _both(timing))
+
+
+def _both(timing: Timing) -> list[Timing]:
+    return [timing, timing.rows] if timing.rows is not None else [timing]
 
 
 def hides_a_gain(timing: Timing, rival: str) -> bool:

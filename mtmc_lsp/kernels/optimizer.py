@@ -18,7 +18,7 @@ from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.comparison import compared, worse
-from mtmc_lsp.kernels.limits import ON_HOST, Start, decisive, hides_a_gain, start_of
+from mtmc_lsp.kernels.limits import ON_HOST, Start, decisive, hides_a_gain, is_slower, start_of
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 from mtmc_lsp.kernels.refusals import takes_the_launch
 from mtmc_lsp.kernels.repairs.site import sites_of
@@ -114,6 +114,8 @@ class SourceOptimizer:
     """Kinds of edits that are not proposed."""
     keeps_launches: bool = False
     """Whether only the kernels are edited: the workload launches them as recorded, so edits of launches would not be observed."""
+    begun: bytes | None = None
+    """A version that other inputs showed to be faster; None to begin with the file as it stands."""
     steps: list[Step] = field(default_factory=list)
     end_reason: str = ""
     reports: tuple[KernelReport, ...] = ()
@@ -128,23 +130,29 @@ class SourceOptimizer:
         """Try the proposals one after the other; returns the text with the accepted ones."""
         began = time.monotonic()
         self._deadline = deadline = began + self.seconds
-        current, tried, failed = self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
+        current, tried, failed = self.begun or self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
         hidden, tuned = set[tuple[str, str, str]](), set[str]()
         timing: Timing | None = None
+        begun = self.begun
         while len(self.steps) < MOST_STEPS_TRIED:
             if time.monotonic() >= deadline:
                 self.end_reason = "the time limit was reached"
                 break
             try:
                 facts = self.facts(current)
+                if self._start is None and self.tools.has_gpu:
+                    self._start = self._timed_start(facts)
             except MtmcError as error:
                 if not self.steps:
                     raise
                 # What was accepted so far stays.
                 self.end_reason = error.message
                 break
-            if self._start is None and self.tools.has_gpu:
-                self._start = self._timed_start(facts)
+            if begun is not None and self.begun is None:
+                # It is slower with these inputs.
+                begun, current = None, self.text
+                continue
+            has_previous = timing is not None or self.begun is not None
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
@@ -170,12 +178,12 @@ class SourceOptimizer:
                     self.end_reason += f": {self.limit}"
                 break
             tried.add(following.key)
-            step = self._step(following, current, facts, timing is not None)
+            step = self._step(following, current, facts, has_previous)
             self.steps.append(step)
             self.reporter.on_step(step)
             if step.status is StepStatus.FAILED:
                 failed.add(following.key)
-            rival = "previous" if timing is not None else "eager"
+            rival = "previous" if has_previous else "eager"
             if step.status is StepStatus.REJECTED and step.timing is not None and hides_a_gain(step.timing, rival):
                 hidden.add(following.key)
             if step.status is StepStatus.ACCEPTED and step.candidate is not None:
@@ -226,15 +234,25 @@ class SourceOptimizer:
         return self._start.limit.reason if self._start is not None and self._start.limit is not None else ""
 
     def _timed_start(self, facts: Sequence[Facts]) -> Start:
-        """Time the file as it stands once, so that edits that gain nothing are not tried."""
+        """Time the file as it stands once, or the version to begin with, so that edits that gain nothing are not tried."""
         self.reporter.on_stage("timing")
+        bound = sum(each.bound_us for each in facts)
         try:
-            timing = self.tools.baseline(sum(each.bound_us for each in facts))
+            timing = self.tools.baseline(bound) if self.begun is None else self.tools.time(self.begun, None, bound, 0.0)
         except MtmcError as error:
             if error.kind is FailureKind.CANCELLED:
                 raise
             # Each edit is timed all the same.
             timing = None
+        if self.begun is not None and timing is not None and is_slower(timing, "eager"):
+            self.begun = None
+            reason = f"it is slower with the largest inputs: {_slower(timing, 'eager')}"
+            self.steps[:] = [
+                replace(step, status=StepStatus.REJECTED, timing=timing, reason=reason)
+                if step.status is StepStatus.ACCEPTED
+                else step
+                for step in self.steps
+            ]
         return start_of(timing, _memory_us(facts)) if timing is not None else Start()
 
     def _most_configs(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Speed, Timing, Verdict
@@ -353,3 +353,47 @@ def test_in_a_short_run_an_autotuner_that_was_kept_gets_no_further_configuration
     optimizer.run()
     kinds = [step.action.params["change"] for step in optimizer.steps]
     assert kinds.count("autotune") == count
+
+
+BEGUN = ROWS.replace("import torch\n", "import torch  # launched directly\n", 1)
+
+
+@pytest.mark.parametrize(("speed", "is_kept"), [(Speed.SAME, True), (Speed.AMBIGUOUS, True), (Speed.SLOWER, False)])
+def test_a_version_that_other_inputs_showed_to_be_faster_is_kept_unless_it_is_slower(
+    speed: Speed, is_kept: bool
+) -> None:
+    tools, rivals = Scripted(""), list[bytes | None]()
+
+    def time(text: bytes, previous: bytes | None, *_: object) -> Timing:
+        rivals.append(previous)
+        found = timing(80.0, 1.0)
+        return replace(
+            found, baselines=(replace(found.baselines[0], speed=speed if text == BEGUN.encode() else Speed.SAME),)
+        )
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.begun = BEGUN.encode()
+    launched = Step(
+        1, MacroAction(ActionKind.EDIT, (), (1, 1), {}), StepStatus.ACCEPTED, "", "", timing=timing(9.0, 2.0)
+    )
+    optimizer.steps.append(launched)
+    assert optimizer.run().decode() == (BEGUN if is_kept else ROWS)
+    assert (optimizer.steps[0].status is StepStatus.ACCEPTED) == is_kept
+    assert ("slower with the largest inputs" in optimizer.steps[0].reason) != is_kept
+    assert rivals[0] is None and len(rivals) > 1
+    assert set(rivals[1:]) == {BEGUN.encode() if is_kept else None}
+
+
+def test_a_version_that_was_begun_with_stays_if_the_time_ends() -> None:
+    tools = Scripted("")
+
+    def time(*_: object) -> Timing:
+        raise WorkerFailed("kernels.time was cancelled", kind=FailureKind.CANCELLED)
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.begun = BEGUN.encode()
+    optimizer.steps.append(Step(1, MacroAction(ActionKind.EDIT, (), (1, 1), {}), StepStatus.ACCEPTED, "", ""))
+    assert optimizer.run().decode() == BEGUN
+    assert optimizer.end_reason == "kernels.time was cancelled"

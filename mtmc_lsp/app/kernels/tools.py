@@ -309,6 +309,15 @@ class KernelTools:
         text = self._session.target.opened.text
         return self._timed(text, None, bound_us, 0.0, BASELINE_SECONDS) if self.has_gpu else None
 
+    @contextlib.contextmanager
+    def timing_test(self) -> Iterator[None]:
+        """Time the launches of the file's test meanwhile, and not the calls with the largest inputs."""
+        self.times_test = True
+        try:
+            yield
+        finally:
+            self.times_test = False
+
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def _timed(self, text: bytes, previous: bytes | None, bound_us: float, least_us: float, seconds: float) -> Timing:
@@ -316,6 +325,8 @@ class KernelTools:
             self._timekeeper = Timekeeper(self._ask, self._gpu, cache=TimingCache(cache_folder(), self._fresh))
         target = self._session.target
         if self.times_test:
+            # The bound is that of the workload, if that could be sampled.
+            bound_us = 0.0 if self._can_sample else bound_us
             return self._timing(target.observed_workload, text, previous, bound_us, 0.0, seconds)
         try:
             timing = self._timing(target.workload, text, previous, bound_us, least_us, seconds)
