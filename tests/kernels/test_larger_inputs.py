@@ -131,7 +131,7 @@ def test_cheaper_launches_are_kept_if_the_test_gets_faster_and_larger_inputs_no_
     run, result, tools = optimised(speeds, tmp_path, monkeypatch)
     assert tuple(step.action.params["change"] for step in result.steps if step.status.value == "accepted") == kept
     assert [step.index for step in result.steps] == list(range(1, len(result.steps) + 1))
-    assert run.times_test == is_of_test
+    assert run.times_test == run.gains_in_test == is_of_test
     assert result.status is (RunStatus.IMPROVED if kept else RunStatus.NO_GAIN)
     assert ("@DirectLaunch" in result.final.source) == ("direct-launch" in kept)
     assert ("triton.autotune" in result.final.source) == ("autotune" in kept)

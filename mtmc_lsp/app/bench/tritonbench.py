@@ -131,6 +131,8 @@ class KernelRecord:
     median_us: float | None = None
     by_rows: bool = False
     """Whether both are of rows of calls, which the host bounds, and not of single calls."""
+    in_test: bool = False
+    """Whether both are of the test's launches, and the version is no faster with the largest inputs."""
     wall_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -236,7 +238,7 @@ def _solve(
             record.seconds |= {name: round(spent, 2) for name, spent in run.seconds.items()}
     _note(record, result)
     if run.times_test:
-        record.inputs = ""
+        record.inputs, record.in_test = "", run.gains_in_test
     record.limit = run.limit
     if result.final.diff:
         began = time.monotonic()

@@ -104,6 +104,8 @@ class KernelOptimization:
         self._sampling = sampling
         self.times_test = False
         """Whether the observed workload is timed, because the kernels do not run on the other one."""
+        self.gains_in_test = False
+        """Whether a version is faster in the launches of the file's test alone, and no slower with the larger inputs."""
         self._is_interpreted = True
         self.limit = ""
         """What bounds the file as it stands, so that kinds of edits were not tried."""
@@ -182,8 +184,8 @@ class KernelOptimization:
                 tried = len(first)
                 whole = optimizer(end - time.monotonic(), (), steps=first, begun=begun)
                 text = whole.run()
-                is_of_test = whole.begun is not None and not any(map(_is_accepted, whole.steps[tried:]))
-                self.reports, self.times_test = whole.reports, tools.times_test or is_of_test
+                self.gains_in_test = whole.begun is not None and not any(map(_is_accepted, whole.steps[tried:]))
+                self.reports, self.times_test = whole.reports, tools.times_test or self.gains_in_test
                 self.limit = whole.limit
                 result = self._result(run_id, whole, tools, text, time.monotonic() - began)
                 if store is not None:
