@@ -193,7 +193,7 @@ def _results(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
     return [tensor.cpu() for tensor in tensors_of([*tree_leaves(returned), *call.values])]
 
 
-class ZeroIndices(TorchFunctionMode):
+class ZeroIndices(TorchFunctionMode):  # type: ignore[misc]
     """Fills new integer tensors with zero."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -16,7 +16,7 @@ LEAST = 1 << 18
 """Fewer numbers take less than a millisecond."""
 
 
-class DrawingUnshared(TorchFunctionMode):
+class DrawingUnshared(TorchFunctionMode):  # type: ignore[misc]
     """Lets other runs time meanwhile: half a second for 50 million numbers of 16 bits."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
