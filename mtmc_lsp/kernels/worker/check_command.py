@@ -105,8 +105,7 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
     if request.source == request.original:
         return CaseTrace(case, (), launches=tuple(launches))
     numbers = [0] if request.configs is Configs.FIRST else _other_configs(module, _module(request, request.original))
-    is_compiled = request.configs is Configs.FIRST and direct_launches(module)
-    if numbers and not is_interpreted() and not is_compiled:
+    if len(numbers) > 1 and not is_interpreted():
         compile_ahead(lambda: _results(module, request, case), numbers)
     problem = ""
     for number in numbers:
