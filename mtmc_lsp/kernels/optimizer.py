@@ -244,16 +244,21 @@ class SourceOptimizer:
                 raise
             # Each edit is timed all the same.
             timing = None
+            if self.begun is not None:
+                self._drop_begun(None, error.message)
         if self.begun is not None and timing is not None and is_slower(timing, "eager"):
-            self.begun = None
-            reason = f"it is slower with the largest inputs: {_slower(timing, 'eager')}"
-            self.steps[:] = [
-                replace(step, status=StepStatus.REJECTED, timing=timing, reason=reason)
-                if step.status is StepStatus.ACCEPTED
-                else step
-                for step in self.steps
-            ]
+            self._drop_begun(timing, _slower(timing, "eager"))
         return start_of(timing, _memory_us(facts)) if timing is not None else Start()
+
+    def _drop_begun(self, timing: Timing | None, problem: str) -> None:
+        """Begin with the file as it stands after all."""
+        self.begun = None
+        status = StepStatus.FAILED if timing is None else StepStatus.REJECTED
+        reason = f"with the largest inputs: {problem}"
+        self.steps[:] = [
+            replace(step, status=status, timing=timing, reason=reason) if step.status is StepStatus.ACCEPTED else step
+            for step in self.steps
+        ]
 
     def _most_configs(self) -> int:
         """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""

@@ -380,7 +380,7 @@ def test_a_version_that_other_inputs_showed_to_be_faster_is_kept_unless_it_is_sl
     optimizer.steps.append(launched)
     assert optimizer.run().decode() == (BEGUN if is_kept else ROWS)
     assert (optimizer.steps[0].status is StepStatus.ACCEPTED) == is_kept
-    assert ("slower with the largest inputs" in optimizer.steps[0].reason) != is_kept
+    assert ("with the largest inputs: it is not faster" in optimizer.steps[0].reason) != is_kept
     assert rivals[0] is None and len(rivals) > 1
     assert set(rivals[1:]) == {BEGUN.encode() if is_kept else None}
 
@@ -397,3 +397,19 @@ def test_a_version_that_was_begun_with_stays_if_the_time_ends() -> None:
     optimizer.steps.append(Step(1, MacroAction(ActionKind.EDIT, (), (1, 1), {}), StepStatus.ACCEPTED, "", ""))
     assert optimizer.run().decode() == BEGUN
     assert optimizer.end_reason == "kernels.time was cancelled"
+
+
+def test_a_version_that_fails_with_the_largest_inputs_is_not_kept() -> None:
+    tools = Scripted("")
+
+    def time(text: bytes, *_: object) -> Timing:
+        if text == BEGUN.encode():
+            raise WorkerFailed("internal error in kernels.time: CUDA error", kind=FailureKind.GPU_CONTEXT_LOST)
+        return timing(80.0)
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.begun = BEGUN.encode()
+    optimizer.steps.append(Step(1, MacroAction(ActionKind.EDIT, (), (1, 1), {}), StepStatus.ACCEPTED, "", ""))
+    assert optimizer.run() == ROWS.encode()
+    assert optimizer.steps[0].status is StepStatus.FAILED and "CUDA error" in optimizer.steps[0].reason

@@ -338,10 +338,22 @@ class KernelTools:
             is_tried = previous is not None or self._times_workload
             if target.observed is None or is_tried or error.kind is FailureKind.CANCELLED:
                 raise
+            if text != target.opened.text and self._runs_on_workload(bound_us):
+                raise
             # The kernels may not accept the generated inputs.
             timing = self._timing(target.observed, text, previous, bound_us, 0.0, seconds)
             self.times_test = True
             return timing
+
+    def _runs_on_workload(self, bound_us: float) -> bool:
+        """Whether the file as it stands runs on the inputs of the workload, so that a version alone fails there."""
+        target = self._session.target
+        try:
+            self._timing(target.workload, target.opened.text, None, bound_us, 0.0, BASELINE_SECONDS)
+        except MtmcError:
+            return False
+        self._times_workload = True
+        return True
 
     def _timing(
         self,
