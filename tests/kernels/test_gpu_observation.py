@@ -172,6 +172,15 @@ def test_a_file_is_interpreted_while_it_runs_on_the_gpu(monkeypatch: pytest.Monk
     assert tools.is_interpreted
 
 
+def test_the_end_of_the_time_is_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ending(Session):
+        def check(self, *args: Any, **options: Any) -> TraceAnswer:
+            raise WorkerFailed("kernels.check was cancelled", kind=FailureKind.CANCELLED)
+
+    with pytest.raises(WorkerFailed, match="was cancelled"):
+        tools_of(Ending(), monkeypatch).observe(ORIGINAL, CASES)
+
+
 def test_a_file_that_does_not_run_on_the_gpu_is_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Session):
         def check(self, text: bytes, cases: Sequence[TraceCase], *args: Any, **options: Any) -> TraceAnswer:
