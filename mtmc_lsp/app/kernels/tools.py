@@ -21,6 +21,7 @@ from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model, planning_model
 from mtmc_lsp.kernels.comparison import runs_on_a_case
 from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Configs, KernelTimeRequest, TraceCase
+from mtmc_lsp.kernels.moved import moved_trace
 from mtmc_lsp.kernels.sizes import elements_of
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone, lock_folder
@@ -246,7 +247,9 @@ class KernelTools:
     def work(self, text: bytes) -> CaseTrace | None:
         """Observe a text on the workload's sizes; a sample of the programs if there are many."""
         if text not in self._works:
-            self._works[text] = self._work(text)
+            known = ((before, trace) for before, trace in self._works.items() if trace is not None)
+            moved = (moved_trace(trace, before, text) for before, trace in known)
+            self._works[text] = next(filter(None, moved), None) or self._work(text)
         return self._works[text]
 
     def _work(self, text: bytes) -> CaseTrace | None:
