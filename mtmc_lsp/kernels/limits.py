@@ -29,6 +29,8 @@ ON_HOST = frozenset({"direct-launch"})
 """Kinds of edits that change nothing but the host's time."""
 HIDDEN_SHARE = 0.5
 """The GPU takes at most this share of a call that the host bounds: a faster kernel changes nothing then."""
+HIDDEN_GAIN = 0.97
+"""Kernels that take at most this share of the time before are worth a cheaper launch."""
 AT_ROOFLINE, IMPLAUSIBLE = 0.92, 1.1
 """Share of the bandwidth from which on no gain is left. A larger share than the second means that the bytes are overestimated."""
 
@@ -70,11 +72,26 @@ def decisive(timing: Timing, rival: str) -> Timing | None:
     Single calls show what the GPU does, since it is busy until the host has launched them. Rows show what the host does. A
     version must be faster by one of them, and slower by none.
     """
-    judged = [timing, timing.rows] if timing.rows is not None else [timing]
-    speeds = [each.speed_over(rival) for each in judged]
-    if Speed.SLOWER in speeds:
+    if is_slower(timing, rival):
         return None
-    return next((each for each, speed in zip(judged, speeds, strict=True) if speed is Speed.FASTER), None)
+    return next((each for each in _both(timing) if each.speed_over(rival) is Speed.FASTER), None)
+
+
+def is_slower(timing: Timing, rival: str) -> bool:
+    """Whether a version is slower than a rival by single calls or by rows of calls."""
+    return any(each.speed_over(rival) is Speed.SLOWER for each in _both(timing))
+
+
+def _both(timing: Timing) -> list[Timing]:
+    return [timing, timing.rows] if timing.rows is not None else [timing]
+
+
+def hides_a_gain(timing: Timing, rival: str) -> bool:
+    """Whether a version is not faster because of its launch alone: its kernels may be faster than those of a rival."""
+    baseline = timing.baseline(rival)
+    before = baseline.graph_us if baseline is not None else None
+    is_faster = timing.graph_us is None or before is None or timing.graph_us < HIDDEN_GAIN * before
+    return takes_the_launch(timing) and is_faster
 
 
 def limit_of(timing: Timing, memory_us: float) -> Limit | None:

@@ -186,6 +186,9 @@ class KernelCheckRequest(Request[TraceAnswer], command="kernels.check"):
     """The file with the version; the same text notes the launches."""
     cases: tuple[TraceCase, ...]
     configs: Configs = Configs.FIRST
+    has_zero_indices: bool = False
+    """Whether new integer tensors are zero until they are written, for tests that use them as indices; otherwise they are the
+    largest integer."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,8 @@ class ProgramRequest(Request[ProgramAnswer], command="kernels.program"):
     """Run a file as a program, in a process that runs nothing else."""
 
     path: str
+    tunes: bool = True
+    """Whether autotuners choose among their configurations; otherwise the first one runs."""
 
 
 ROW_METHOD = "CUDA events around rows of calls, contenders interleaved in random order, medians per call"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from mtmc_lsp.kernels.actions.base import MOST_CONFIGS, Facts, Proposal
 from mtmc_lsp.kernels.actions.catalogue import LAST, proposals
 from mtmc_lsp.kernels.actions.tuning.autotune import alternatives
 from mtmc_lsp.kernels.comparison import compared, worse
-from mtmc_lsp.kernels.limits import ON_HOST, Start, decisive, start_of
+from mtmc_lsp.kernels.limits import ON_HOST, Start, decisive, hides_a_gain, is_slower, start_of
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 from mtmc_lsp.kernels.refusals import takes_the_launch
 from mtmc_lsp.kernels.repairs.site import sites_of
@@ -114,6 +114,8 @@ class SourceOptimizer:
     """Kinds of edits that are not proposed."""
     keeps_launches: bool = False
     """Whether only the kernels are edited: the workload launches them as recorded, so edits of launches would not be observed."""
+    begun: bytes | None = None
+    """A version that other inputs showed to be faster; None to begin with the file as it stands."""
     steps: list[Step] = field(default_factory=list)
     end_reason: str = ""
     reports: tuple[KernelReport, ...] = ()
@@ -128,29 +130,40 @@ class SourceOptimizer:
         """Try the proposals one after the other; returns the text with the accepted ones."""
         began = time.monotonic()
         self._deadline = deadline = began + self.seconds
-        current, tried, failed = self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
+        current, tried, failed = self.begun or self.text, set[tuple[str, str, str]](), set[tuple[str, str, str]]()
+        hidden, tuned = set[tuple[str, str, str]](), set[str]()
         timing: Timing | None = None
+        begun = self.begun
         while len(self.steps) < MOST_STEPS_TRIED:
             if time.monotonic() >= deadline:
                 self.end_reason = "the time limit was reached"
                 break
             try:
                 facts = self.facts(current)
+                if self._start is None and self.tools.has_gpu:
+                    self._start = self._timed_start(facts)
             except MtmcError as error:
                 if not self.steps:
                     raise
                 # What was accepted so far stays.
                 self.end_reason = error.message
                 break
-            if self._start is None and self.tools.has_gpu:
-                self._start = self._timed_start(facts)
+            if begun is not None and self.begun is None:
+                # It is slower with these inputs.
+                begun, current = None, self.text
+                continue
+            has_previous = timing is not None or self.begun is not None
             possible = proposals(facts, has_gpu=self.tools.has_gpu, tries_all=self.tries_all)
             if self.keeps_launches:
                 possible = [proposal for proposal in possible if within_kernels(proposal, facts)]
             possible = [p for p in possible if not p.fallback_for or (p.name, p.kernel, p.fallback_for) in failed]
+            possible = [p for p in possible if not p.follows or self._may_follow(p, hidden)]
             excluded = self.excluded | (self._start.excluded if self._start is not None else frozenset())
-            left = [p for p in possible if p.key not in tried and p.name not in excluded]
             is_short = self.tools.has_gpu and self.seconds < SHORT_SECONDS
+            left = [p for p in possible if p.key not in tried and p.name not in excluded]
+            if is_short:
+                # Configurations beside those that were just chosen rarely gain, and compile for long.
+                left = [p for p in left if p.name != LAST or p.kernel not in tuned]
             if is_short or time.monotonic() - began > TUNING_SHARE * self.seconds:
                 # Tuning gains most often, so it comes before the other edits where the time is short.
                 # If there is no time to compile several configurations, edits that compile only one come first.
@@ -165,17 +178,25 @@ class SourceOptimizer:
                     self.end_reason += f": {self.limit}"
                 break
             tried.add(following.key)
-            step = self._step(following, current, facts, timing is not None)
+            step = self._step(following, current, facts, has_previous)
             self.steps.append(step)
             self.reporter.on_step(step)
             if step.status is StepStatus.FAILED:
                 failed.add(following.key)
+            rival = "previous" if has_previous else "eager"
+            if step.status is StepStatus.REJECTED and step.timing is not None and hides_a_gain(step.timing, rival):
+                hidden.add(following.key)
             if step.status is StepStatus.ACCEPTED and step.candidate is not None:
                 current, timing = step.candidate.source.encode(), step.timing
+                tuned |= {following.kernel} if following.name == LAST else set()
                 if following.name in ON_HOST and timing is not None:
                     # The GPU may take a larger share of the calls now.
                     self._start = start_of(timing, _memory_us(facts))
         return current
+
+    def _may_follow(self, proposal: Proposal, hidden: Collection[tuple[str, str, str]]) -> bool:
+        """Whether a direct launch is added to an autotuner that hid a gain."""
+        return (proposal.name, proposal.kernel, proposal.follows) in hidden and not ON_HOST & self.excluded
 
     def facts(self, text: bytes) -> list[Facts]:
         """What is known about each kernel of a text."""
@@ -213,16 +234,31 @@ class SourceOptimizer:
         return self._start.limit.reason if self._start is not None and self._start.limit is not None else ""
 
     def _timed_start(self, facts: Sequence[Facts]) -> Start:
-        """Time the file as it stands once, so that edits that gain nothing are not tried."""
+        """Time the file as it stands once, or the version to begin with, so that edits that gain nothing are not tried."""
         self.reporter.on_stage("timing")
+        bound = sum(each.bound_us for each in facts)
         try:
-            timing = self.tools.baseline(sum(each.bound_us for each in facts))
+            timing = self.tools.baseline(bound) if self.begun is None else self.tools.time(self.begun, None, bound, 0.0)
         except MtmcError as error:
             if error.kind is FailureKind.CANCELLED:
                 raise
             # Each edit is timed all the same.
             timing = None
+            if self.begun is not None:
+                self._drop_begun(None, error.message)
+        if self.begun is not None and timing is not None and is_slower(timing, "eager"):
+            self._drop_begun(timing, _slower(timing, "eager"))
         return start_of(timing, _memory_us(facts)) if timing is not None else Start()
+
+    def _drop_begun(self, timing: Timing | None, problem: str) -> None:
+        """Begin with the file as it stands after all."""
+        self.begun = None
+        status = StepStatus.FAILED if timing is None else StepStatus.REJECTED
+        reason = f"with the largest inputs: {problem}"
+        self.steps[:] = [
+            replace(step, status=status, timing=timing, reason=reason) if step.status is StepStatus.ACCEPTED else step
+            for step in self.steps
+        ]
 
     def _most_configs(self) -> int:
         """The configurations that can be compiled for the test and for the timed inputs in the time that is left."""
@@ -256,13 +292,18 @@ class SourceOptimizer:
         )
         step = replace(step, candidate=candidate)
         try:
-            step = self._judged(step, proposal, current, text, facts)
-            return self._timed(step, text, current if has_previous else None, facts) if step.verdict else step
+            # Most versions are not faster, and a timing needs one compilation, but the cases may need several.
+            step = self._timed(step, text, current if has_previous else None, facts)
+            if step.status is StepStatus.REJECTED:
+                return step
+            return self._judged(step, proposal, current, text, facts)
         except MtmcError as error:
-            return replace(step, status=StepStatus.FAILED, reason=error.message, failure=error.kind)
+            return replace(step, status=StepStatus.FAILED, timing=None, reason=error.message, failure=error.kind)
 
     def _judged(self, step: Step, proposal: Proposal, current: bytes, text: bytes, facts: Sequence[Facts]) -> Step:
+        """A step that was timed, or cannot be, after its verification."""
         self.reporter.on_stage("observing the edited kernels")
+        failed = replace(step, status=StepStatus.FAILED, timing=None)
         texts = [text]
         if proposal.name == LAST and not self.tools.has_gpu:
             # A GPU runs each configuration.
@@ -272,23 +313,28 @@ class SourceOptimizer:
             traces = self.tools.observe(version, self.cases)
             verdict = compared(self.traces, traces)
             if not verdict.is_correct:
-                return replace(step, verdict=verdict, reason=verdict.reason)
+                return replace(failed, verdict=verdict, reason=verdict.reason)
         # On a GPU the version has run already, and its time tells more than the compiler's statistics.
         work = None if self.tools.has_gpu else self.tools.work(text)
         if work is not None:
             self.reporter.on_stage("compiling")
             report = self.tools.compiled(text, work)
-            step = replace(step, report=report)
+            step, failed = replace(step, report=report), replace(failed, report=report)
             problem = worse(report, _known(facts))
             if problem:
                 return replace(step, verdict=verdict, status=StepStatus.REJECTED, reason=problem)
         self.reporter.on_stage("verifying")
         engine = self.tools.verify(text)
-        return replace(step, verdict=engine or verdict, reason=engine.reason if engine is not None else "")
+        if engine is not None and not engine.is_correct:
+            return replace(failed, verdict=engine, reason=engine.reason)
+        if step.timing is not None:
+            others = compared(self.traces, self.tools.observe_configurations(text, self.cases))
+            if others.status is VerdictStatus.INCORRECT:
+                return replace(failed, verdict=others, reason=others.reason)
+        return replace(step, verdict=engine or verdict)
 
     def _timed(self, step: Step, text: bytes, previous: bytes | None, facts: Sequence[Facts]) -> Step:
-        if step.status is StepStatus.REJECTED or step.verdict is None or not step.verdict.is_correct:
-            return step
+        """A step with its time: accepted, as far as the time decides, or rejected."""
         bound = sum(each.bound_us for each in facts)
         # Results may still be in the cache when the clock stops.
         # The work of a sample of programs is an estimate, so it says nothing certain.
@@ -305,10 +351,6 @@ class SourceOptimizer:
         judged = decisive(timing, rival)
         ratio = judged.against(rival) if judged is not None else None
         if judged is not None and ratio is not None:
-            # Most versions are not faster, so the other configurations run only now.
-            others = compared(self.traces, self.tools.observe_configurations(text, self.cases))
-            if others.status is VerdictStatus.INCORRECT:
-                return replace(step, verdict=others, reason=others.reason)
             reason = f"{ratio.ratio:.2f}x as fast as before" + ("" if judged is timing else IN_ROWS)
             return replace(step, status=StepStatus.ACCEPTED, timing=judged, reason=reason)
         return replace(step, status=StepStatus.REJECTED, timing=timing, reason=_slower(timing, rival))

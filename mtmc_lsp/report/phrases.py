@@ -325,8 +325,8 @@ def is_unfinished(result: RunResult) -> bool:
 
 
 def are_unfinished(steps: Sequence[Step]) -> bool:
-    """Whether a step had no time to be verified, and none was verified."""
-    judged = any(step.verdict is not None and step.verdict.is_correct for step in steps)
+    """Whether a step had no time to be verified, and none was verified or slower."""
+    judged = any(step.timing is not None or (step.verdict is not None and step.verdict.is_correct) for step in steps)
     return not judged and any(step.failure is FailureKind.DEADLINE for step in steps)
 
 

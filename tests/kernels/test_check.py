@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from triton.runtime.jit import JITFunction
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
@@ -19,6 +20,7 @@ from mtmc_lsp.kernels.messages import (
     ProgramRequest,
     TraceCase,
 )
+from mtmc_lsp.kernels.worker.check_command import ZeroIndices, poisoned
 from mtmc_lsp.process.worker.kernel_compilation import share_kernels
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
@@ -154,3 +156,14 @@ def test_a_program_uses_kernels_that_were_compiled_for_versions_of_its_file(tmp_
     share_kernels(version)
     if isinstance(version.double_kernel.fn, JITFunction):
         assert version.double_kernel.fn.cache_key == keys[0].strip()
+
+
+def test_new_integers_may_be_zero_while_other_new_tensors_stay_poisoned() -> None:
+    with poisoned():
+        assert torch.empty(3, dtype=torch.int32).tolist() == [2**31 - 1] * 3
+        with ZeroIndices():
+            for integers in (torch.empty(3, dtype=torch.int32), torch.empty_like(torch.ones(3, dtype=torch.int64))):
+                assert integers.tolist() == [0] * 3
+            assert torch.ones(3, dtype=torch.int32).new_empty(3).tolist() == [0] * 3
+            assert torch.empty(3).isnan().all() and torch.ones(3).new_empty(3).isnan().all()
+            assert torch.ones(3, dtype=torch.int32).tolist() == [1] * 3

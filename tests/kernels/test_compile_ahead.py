@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,10 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from mtmc_lsp.kernels.worker.time_command import REPEAT_MS, WARMUP_MS, recording_launches, short_benchmarks
+from mtmc_lsp.kernels.worker.autotuners import LONG_MS, REPEAT_MS, WARMUP_MS, first_configs, short_benchmarks
+from mtmc_lsp.kernels.worker.time_command import recording_launches
 from mtmc_lsp.process.worker import kernel_compilation
-from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared
+from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, passing_at_launches
 from tests.codegen.noted_launches import note_launches
 
 
@@ -96,6 +98,59 @@ def test_autotuners_measure_for_a_shorter_time_unless_the_author_says_how_long(m
         testing.do_bench(lambda: None, warmup=1, rep=300)
     testing.do_bench(lambda: None)
     assert asked == [{"warmup": WARMUP_MS, "rep": REPEAT_MS, "quantiles": (0.5,)}, {"warmup": 1, "rep": 300}, {}]
+
+
+def test_a_program_lets_others_time_before_each_launch(
+    compiled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[int] = []
+    monkeypatch.setattr(kernel_compilation, "let_timings_pass", lambda: passed.append(len(compiled)))
+    kernel = JITFunction(double_kernel)
+    with passing_at_launches():
+        kernel.run(3, BLOCK=16, grid=(1,), warmup=False)
+        kernel.run(3, BLOCK=32, grid=(1,), warmup=False)
+    kernel.run(3, BLOCK=16, grid=(1,), warmup=False)
+    assert passed == [0, 1]
+    assert [kwargs["BLOCK"] for kwargs in compiled] == [16, 32, 16]
+
+
+def test_a_configuration_with_a_long_call_is_measured_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import testing
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(testing, "do_bench", lambda call, **options: asked.append(options))
+    calls: list[None] = []
+
+    def call() -> None:
+        calls.append(None)
+        time.sleep((LONG_MS + 5.0) / 1e3)
+
+    with short_benchmarks():
+        low, high = testing.do_bench(call, quantiles=(0.2, 0.8))
+        one = testing.do_bench(call)
+    assert not asked and len(calls) == 4
+    assert low == high > LONG_MS and one > LONG_MS
+
+
+def test_a_program_may_run_the_first_configuration_that_is_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OutOfResources(Exception):
+        pass
+
+    ran: list[int] = []
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        ran.append(kwargs["BLOCK"])
+        if kwargs["BLOCK"] == 32:
+            raise OutOfResources
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    kernel = tuner()
+    with first_configs():
+        kernel.run(3, grid=(1,), warmup=False)
+    assert ran == [32, 64] and len(kernel.configs) == 3
+    kernel.configs = kernel.configs[:1]
+    with first_configs(), pytest.raises(OutOfResources):
+        kernel.run(3, grid=(1,), warmup=False)
 
 
 def test_a_repeated_launch_of_an_autotuner_measures_nothing_while_it_is_compiled(

@@ -237,6 +237,23 @@ def test_addresses_reach_the_driver_as_numbers_which_it_need_not_check(module: M
     assert launches.searches == 3 and isinstance(launches[-1][4][0], torch.Tensor), "memory of the host is checked"
 
 
+def test_tensors_with_another_dtype_than_torch_knows_are_launched_directly(
+    module: ModuleType, launches: Launches
+) -> None:
+    half, brain = triton.language.float16, triton.language.bfloat16
+    bits = torch.ones(64, dtype=torch.int16).as_subclass(OnGpu)
+    for dtype, searches in ((half, 1), (brain, 2), (half, 2)):
+        for _ in range(2):
+            launch(module.scale_kernel, x=triton.reinterpret(bits, dtype))
+        assert launches.searches == searches
+        assert launches[-1][4][0] == bits.data_ptr()
+    launch(module.scale_kernel.fn, x=triton.reinterpret(bits, half))
+    assert launches.searches == 3
+    assert launches[-1][:4] == launches[-2][:4], "Triton's version ran"
+    launch(module.scale_kernel, x=triton.reinterpret(torch.ones(65, dtype=torch.int16)[1:], half))
+    assert launches.searches == 4, "an unaligned address is left to Triton"
+
+
 def test_a_global_variable_that_changes_is_left_to_triton(tmp_path: Path, launches: Launches) -> None:
     text = SCALE.replace("@triton.jit\ndef scale", "TWO: tl.constexpr = tl.constexpr(2)\n\n\n@triton.jit\ndef scale")
     text = applied(text.replace("x * scale + SHIFT", "x * scale + SHIFT * TWO"), "direct-launch")

@@ -36,6 +36,7 @@ class Session:
         self.interpreted: list[bytes] = []
         self.checked: list[bytes] = []
         self.configs: list[Configs] = []
+        self.zeroed: list[bool] = []
         self.started = False
 
     def trace(self, text: bytes, cases: Sequence[TraceCase], **options: Any) -> Sequence[CaseTrace]:
@@ -51,9 +52,17 @@ class Session:
         return nullcontext()
 
     def check(
-        self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
+        self,
+        text: bytes,
+        cases: Sequence[TraceCase],
+        lock: object,
+        seconds: float,
+        configs: Configs,
+        *,
+        has_zero_indices: bool,
     ) -> TraceAnswer:
         self.checked.append(text)
+        self.zeroed.append(has_zero_indices)
         self.configs.append(configs)
         faults = self.faults if text == VERSION else ()
         return TraceAnswer(tuple(CaseTrace(case, faults) for case in cases))
@@ -104,6 +113,38 @@ def test_the_interpreter_takes_a_small_share_of_a_short_run(
     assert given == pytest.approx(limits)
 
 
+@pytest.mark.parametrize("helps", [True, False])
+def test_a_file_that_loses_the_gpu_is_checked_with_indices_of_zero(
+    helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+
+    class Losing(Session):
+        def check(self, *args: Any, has_zero_indices: bool, **options: Any) -> TraceAnswer:
+            answer = super().check(*args, has_zero_indices=has_zero_indices, **options)
+            if not (helps and has_zero_indices):
+                raise MtmcError(
+                    "internal error in kernels.check: AcceleratorError: CUDA error: an illegal memory access"
+                )
+            return answer
+
+        def plain_worker(self) -> Any:
+            return SimpleNamespace(close=lambda: closed.append(True))
+
+    session = Losing()
+    tools = tools_of(session, monkeypatch)
+    before = tools.observe(ORIGINAL, CASES)
+    assert session.zeroed == [False, True]
+    assert len(closed) == (1 if helps else 2), "a process that lost the GPU ends"
+    if helps:
+        assert compared(before, tools.observe(VERSION, CASES)).is_correct
+        assert session.zeroed == [False, True, True], "a version gets the same indices"
+    else:
+        with pytest.raises(MtmcError):
+            tools.observe(VERSION, CASES)
+        assert session.zeroed[2:] == [False]
+
+
 def test_a_version_that_differs_on_the_gpu_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(faults=(WRONG,))
     tools = tools_of(session, monkeypatch)
@@ -122,9 +163,7 @@ def test_a_file_is_interpreted_while_it_runs_on_the_gpu(monkeypatch: pytest.Monk
             self.both.wait()
             return super().trace(text, cases, **options)
 
-        def check(
-            self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
-        ) -> TraceAnswer:
+        def check(self, *args: Any, **options: Any) -> TraceAnswer:
             self.both.wait()
             raise WorkerFailed("the test needs more memory", kind=FailureKind.GPU_OUT_OF_MEMORY)
 
@@ -133,11 +172,18 @@ def test_a_file_is_interpreted_while_it_runs_on_the_gpu(monkeypatch: pytest.Monk
     assert tools.is_interpreted
 
 
+def test_the_end_of_the_time_is_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ending(Session):
+        def check(self, *args: Any, **options: Any) -> TraceAnswer:
+            raise WorkerFailed("kernels.check was cancelled", kind=FailureKind.CANCELLED)
+
+    with pytest.raises(WorkerFailed, match="was cancelled"):
+        tools_of(Ending(), monkeypatch).observe(ORIGINAL, CASES)
+
+
 def test_a_file_that_does_not_run_on_the_gpu_is_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Session):
-        def check(
-            self, text: bytes, cases: Sequence[TraceCase], lock: object, seconds: float, configs: Configs
-        ) -> TraceAnswer:
+        def check(self, text: bytes, cases: Sequence[TraceCase], *args: Any, **options: Any) -> TraceAnswer:
             fault = Fault(FaultKind.RAISES, 0, "", "OutOfResources: out of resource: shared memory")
             return TraceAnswer(tuple(CaseTrace(case, (fault,)) for case in cases), compile_seconds=2.5)
 
@@ -206,8 +252,32 @@ def test_the_test_is_timed_where_the_kernels_do_not_accept_generated_inputs(monk
     tools._timekeeper = cast(Any, Clock())
     assert cast(Any, tools.time(VERSION, None, 1.0, 0.0)) == "timing"
     assert cast(Any, tools.time(VERSION, ORIGINAL, 1.0, 0.0)) == "timing"
-    assert timed == [generated, test, test]
-    assert closed == [True], "a process that lost the GPU ends"
+    assert timed == [generated, generated, test, test], "the file as it stands fails, too"
+    assert closed == [True, True], "a process that lost the GPU ends"
+
+
+@pytest.mark.parametrize("is_timed_first", [True, False])
+def test_a_version_that_fails_on_inputs_of_the_original_does_not_change_the_inputs(
+    is_timed_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock:
+        def time(self, request: Any) -> object:
+            if request.source == VERSION.decode():
+                raise MtmcError("internal error in kernels.time: ValueError: out of range")
+            return request.workload
+
+    session = Session()
+    extra: Any = session
+    extra.importable = lambda text: text.decode()
+    generated, test = (SimpleNamespace(source=source) for source in (WorkloadSource.DIRECTIVE, WorkloadSource.SCRIPT))
+    session.target.workload, session.target.observed, session.target.observed_workload = generated, test, test
+    tools = tools_of(session, monkeypatch)
+    tools._timekeeper = cast(Any, Clock())
+    if is_timed_first:
+        assert cast(Any, tools.baseline(1.0)) is generated
+    with pytest.raises(MtmcError, match="out of range"):
+        tools.time(VERSION, None, 1.0, 0.0)
+    assert not tools.times_test
 
 
 def test_the_seconds_of_a_timing_tell_how_long_it_waited_and_used_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +289,8 @@ def test_the_seconds_of_a_timing_tell_how_long_it_waited_and_used_the_gpu(monkey
     tools = tools_of(session, monkeypatch)
     for _ in range(2):
         assert tools._ask(cast(Any, "request"), is_locked=True) is answer
-    assert extra.seconds == {"wait for the GPU": 5.0, "GPU alone": 1.0}
+    # The window begins after the wait.
+    assert extra.seconds == {"wait for the GPU": 5.0, "GPU alone": 6.0}
 
 
 def test_results_that_vary_from_run_to_run_certify_nothing() -> None:

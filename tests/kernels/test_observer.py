@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.kernels.messages import CaseTrace, FaultKind
+from mtmc_lsp.kernels.messages import MOST_STEPS, CaseTrace, FaultKind
+from mtmc_lsp.kernels.worker.observer import FIRST_PROGRAMS
+from mtmc_lsp.kernels.worker.trace_command import TOO_LONG
 from tests.kernels.observing import HEADER, Observing
 
 COPY = (
@@ -70,6 +72,25 @@ def test_the_bytes_are_those_of_the_active_lanes(observe: Observing) -> None:
     assert (store.operation, store.line, store.tensor, store.bytes) == ("store", STORE_LINE, "out_ptr", 132)
     assert load.is_masked
     assert trace.launches[0].grid == (3, 1, 1)
+
+
+def test_a_call_that_needs_far_too_many_operations_ends_after_a_few_programs(observe: Observing) -> None:
+    (trace,) = observe(COPY, "copy", {"N": 1 << 20})
+    assert trace.refusal == TOO_LONG
+    assert trace.steps == 2 * FIRST_PROGRAMS
+    (trace,) = observe(COPY, "copy", {"N": 2 * MOST_STEPS * 16})
+    assert trace.refusal == TOO_LONG and trace.steps > MOST_STEPS, "it is near the limit, so later programs may do less"
+
+
+def test_a_call_whose_first_programs_do_most_of_the_work_is_observed(observe: Observing) -> None:
+    uneven = changed(
+        COPY,
+        "    x = tl.load(x_ptr + offsets, mask=mask)\n",
+        "    for i in range(tl.where(tl.program_id(0) < 8, 100, 1)):\n        x = tl.load(x_ptr + offsets, mask=mask)\n",
+    )
+    (trace,) = observe(uneven, "copy", {"N": 60 * 16})
+    assert not trace.refusal and trace.is_sound
+    assert trace.steps == 8 * 101 + 52 * 2
 
 
 def test_a_sample_of_the_programs_gives_the_work_of_all(observe: Observing) -> None:

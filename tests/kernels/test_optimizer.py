@@ -8,16 +8,18 @@ from typing import Any, cast
 
 import pytest
 
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Speed, Timing, Verdict
 from mtmc_lsp.core.run import KernelLaunch, Step, StepStatus
 from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.kernels.actions.catalogue import WHEN_IT_PAYS
-from mtmc_lsp.kernels.limits import WITHIN_KERNELS, limit_of
+from mtmc_lsp.kernels.limits import WITHIN_KERNELS, limit_of, start_of
 from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Fault, FaultKind, LaunchWork, TraceCase
 from mtmc_lsp.kernels.optimizer import SourceOptimizer
+from mtmc_lsp.kernels.refusals import Stage, refusal_of, takes_the_launch
+from mtmc_lsp.source.syntax import first_error, parse
 from tests.kernels.test_free_blocks import ROWS
 
 CASE = TraceCase({})
@@ -54,8 +56,10 @@ class Scripted:
         self.others, self.ratio = SOUND, 0.0
         self.settled: list[bytes] = []
         self.timed: list[bytes] = []
+        self.observed: list[bytes] = []
 
     def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        self.observed.append(text)
         return () if self.endless and self.endless.encode() in text else (SOUND,)
 
     def observe_configurations(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
@@ -188,6 +192,45 @@ def test_other_configurations_are_compared_before_a_faster_version_is_kept(
     assert (text != ROWS.encode()) == (status is StepStatus.ACCEPTED)
 
 
+@pytest.mark.parametrize(("ratio", "status"), [(0.9, StepStatus.REJECTED), (1.5, StepStatus.ACCEPTED)])
+def test_versions_that_are_not_faster_are_not_observed(ratio: float, status: StepStatus) -> None:
+    tools = Scripted("")
+    tools.ratio = ratio
+    optimizer = on_gpu(tools)
+    text = optimizer.run()
+    assert optimizer.steps[0].status is status
+    kept = [
+        step.candidate.source.encode()
+        for step in optimizer.steps
+        if step.status is StepStatus.ACCEPTED and step.candidate
+    ]
+    assert tools.observed == kept
+    assert (text != ROWS.encode()) == (ratio > 1.0)
+
+
+def test_a_faster_version_with_other_results_is_not_kept() -> None:
+    class Wrong(Scripted):
+        def observe(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+            return (replace(SOUND, faults=(Fault(FaultKind.WRONG_VALUES, 0, "rows_kernel", "it is wrong"),)),)
+
+    tools = Wrong("")
+    tools.ratio = 1.5
+    optimizer = on_gpu(tools)
+    assert optimizer.run() == ROWS.encode()
+    refused = [refusal_of(step) for step in optimizer.steps]
+    assert refused and all(item is not None and item.stage is Stage.WRONG for item in refused)
+    assert all("it is wrong" in step.reason and step.timing is None for step in optimizer.steps)
+
+
+@pytest.mark.parametrize(("graph_us", "is_bound"), [(None, True), (4.0, True), (79.0, False)])
+def test_the_launch_takes_no_time_that_the_gpu_takes_alone(graph_us: float | None, is_bound: bool) -> None:
+    found = timing(80.0, host_us=70.0, graph_us=graph_us)
+    assert takes_the_launch(found) == is_bound
+    start = start_of(found, memory_us=78.0)
+    assert ("direct-launch" in start.excluded) != is_bound
+    assert ("bandwidth" in (start.limit.reason if start.limit else "")) != is_bound
+
+
 def in_rows(ratio: float, speed: Speed, rows: tuple[float, Speed] | None) -> Timing:
     """A timing against the version before, with the ratio in rows of calls."""
     both = [(ratio, speed), *([rows] if rows else [])]
@@ -271,3 +314,102 @@ def test_kernels_are_tuned_once_cheaper_launches_do_not_hide_them_any_more(graph
     kinds = [step.action.params["change"] for step in optimizer.steps]
     assert kinds[0] == "direct-launch"
     assert ("autotune" in kinds) == is_tuned
+
+
+@pytest.mark.parametrize(
+    ("graph_us", "excluded", "is_tried"),
+    [(30.0, frozenset[str](), True), (30.0, frozenset({"direct-launch"}), False), (60.0, frozenset[str](), False)],
+)
+def test_an_autotuner_whose_launch_hides_a_faster_kernel_is_tried_with_direct_launches(
+    graph_us: float, excluded: frozenset[str], is_tried: bool
+) -> None:
+    tools = Scripted("")
+    # Before, the GPU takes 60 us of a call, so its launches are not made cheaper first.
+    tools.original = timing(62.0, host_us=58.0, graph_us=60.0)
+
+    def time(text: bytes, *_: object) -> Timing:
+        is_direct = b"class DirectLaunch" in text
+        found = timing(40.0, 1.5) if is_direct else timing(90.0, 0.7, host_us=85.0, graph_us=graph_us)
+        return replace(found, baselines=(replace(found.baselines[0], graph_us=60.0),))
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.excluded, optimizer.seconds = excluded, 30.0
+    text = optimizer.run().decode()
+    kinds = [str(step.action.params["change"]) for step in optimizer.steps]
+    assert kinds.count("autotune") == (2 if is_tried else 1) and "direct-launch" not in kinds
+    assert ("@DirectLaunch\n@triton.autotune(" in text) == is_tried
+    assert first_error(parse(text.encode())) is None
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(30.0, 1), (600.0, 2)])
+def test_in_a_short_run_an_autotuner_that_was_kept_gets_no_further_configurations(seconds: float, count: int) -> None:
+    tools = Scripted("")
+    faster = timing(80.0, 1.5)
+    both = (*faster.baselines, replace(faster.baselines[0], name="previous"))
+    cast(Any, tools).time = lambda *_: replace(faster, baselines=both)
+    optimizer = on_gpu(tools)
+    optimizer.seconds = seconds
+    optimizer.run()
+    kinds = [step.action.params["change"] for step in optimizer.steps]
+    assert kinds.count("autotune") == count
+
+
+BEGUN = ROWS.replace("import torch\n", "import torch  # launched directly\n", 1)
+
+
+@pytest.mark.parametrize(("speed", "is_kept"), [(Speed.SAME, True), (Speed.AMBIGUOUS, True), (Speed.SLOWER, False)])
+def test_a_version_that_other_inputs_showed_to_be_faster_is_kept_unless_it_is_slower(
+    speed: Speed, is_kept: bool
+) -> None:
+    tools, rivals = Scripted(""), list[bytes | None]()
+
+    def time(text: bytes, previous: bytes | None, *_: object) -> Timing:
+        rivals.append(previous)
+        found = timing(80.0, 1.0)
+        return replace(
+            found, baselines=(replace(found.baselines[0], speed=speed if text == BEGUN.encode() else Speed.SAME),)
+        )
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.begun = BEGUN.encode()
+    launched = Step(
+        1, MacroAction(ActionKind.EDIT, (), (1, 1), {}), StepStatus.ACCEPTED, "", "", timing=timing(9.0, 2.0)
+    )
+    optimizer.steps.append(launched)
+    assert optimizer.run().decode() == (BEGUN if is_kept else ROWS)
+    assert (optimizer.steps[0].status is StepStatus.ACCEPTED) == is_kept
+    assert ("with the largest inputs: it is not faster" in optimizer.steps[0].reason) != is_kept
+    assert rivals[0] is None and len(rivals) > 1
+    assert set(rivals[1:]) == {BEGUN.encode() if is_kept else None}
+
+
+def test_a_version_that_was_begun_with_stays_if_the_time_ends() -> None:
+    tools = Scripted("")
+
+    def time(*_: object) -> Timing:
+        raise WorkerFailed("kernels.time was cancelled", kind=FailureKind.CANCELLED)
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.begun = BEGUN.encode()
+    optimizer.steps.append(Step(1, MacroAction(ActionKind.EDIT, (), (1, 1), {}), StepStatus.ACCEPTED, "", ""))
+    assert optimizer.run().decode() == BEGUN
+    assert optimizer.end_reason == "kernels.time was cancelled"
+
+
+def test_a_version_that_fails_with_the_largest_inputs_is_not_kept() -> None:
+    tools = Scripted("")
+
+    def time(text: bytes, *_: object) -> Timing:
+        if text == BEGUN.encode():
+            raise WorkerFailed("internal error in kernels.time: CUDA error", kind=FailureKind.GPU_CONTEXT_LOST)
+        return timing(80.0)
+
+    cast(Any, tools).time = time
+    optimizer = on_gpu(tools)
+    optimizer.begun = BEGUN.encode()
+    optimizer.steps.append(Step(1, MacroAction(ActionKind.EDIT, (), (1, 1), {}), StepStatus.ACCEPTED, "", ""))
+    assert optimizer.run() == ROWS.encode()
+    assert optimizer.steps[0].status is StepStatus.FAILED and "CUDA error" in optimizer.steps[0].reason

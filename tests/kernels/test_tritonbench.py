@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.app.bench.tritonbench import SEPARATOR, at_deadline, kernel_problems, solve_kernels
+from mtmc_lsp.app.bench.tritonbench import (
+    SEPARATOR,
+    KernelRecord,
+    at_deadline,
+    evaluate,
+    kernel_problems,
+    solve_kernels,
+)
 from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
 from mtmc_lsp.app.bench.tritonbench_summary import summarise_kernels
 from mtmc_lsp.app.bench.tritonbench_torch import write_problems
@@ -187,6 +194,50 @@ def test_a_file_that_the_time_limit_ends_has_no_record(tmp_path: Path) -> None:
     ended = threading.Event()
     with at_deadline(ended.set, time.monotonic()):
         assert ended.wait(30.0), "processes that run at the deadline end"
+
+
+@pytest.mark.parametrize(
+    ("ours", "first", "tuned", "call", "execution", "runs"),
+    [
+        ("1", "1", ["2"], True, True, 0),
+        ("1", "0", ["1"], True, True, 1),
+        ("1", None, ["1"], True, True, 1),
+        ("1", "0", ["2", "2"], True, False, 2),
+        ("1", "0", ["2", "3"], True, None, 2),
+        (None, "0", [], False, None, 0),
+        (None, None, [], None, None, 0),
+    ],
+)
+def test_the_original_is_tuned_only_if_the_delivered_file_prints_something_else(
+    tmp_path: Path,
+    ours: str | None,
+    first: str | None,
+    tuned: list[str],
+    call: bool | None,
+    execution: bool | None,
+    runs: int,
+) -> None:
+    problem = kernel_problems(suite(tmp_path))[0]
+    left = list(tuned)
+
+    def run(file: Path, *, tunes: bool = True) -> str | None:
+        if file != problem.file:
+            assert tunes, "the delivered file runs as it is"
+            return ours
+        return left.pop(0) if tunes else first
+
+    record = KernelRecord("scaled_sum")
+    evaluate(record, problem, "text", tmp_path / "delivered", run)
+    assert (record.call, record.execution, len(tuned) - len(left)) == (call, execution, runs)
+
+
+def test_a_script_that_calls_a_helper_without_a_launch_leaves_the_test_as_the_workload(tmp_path: Path) -> None:
+    root = with_script(tmp_path, SCRIPT.replace("import scaled_sum", "import rows").replace("scaled_sum(*", "rows(*"))
+    file = kernel_problems(root)[0].file
+    file.write_text(file.read_text().replace(SEPARATOR, f"\n\ndef rows(x, scale):\n    return len(x)\n{SEPARATOR}"))
+    assert measured(root) is None
+    file.write_text(file.read_text().replace("return len(x)", "return scaled_sum(x, scale)"))
+    assert measured(root) is not None
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:

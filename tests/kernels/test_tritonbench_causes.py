@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mtmc_lsp.app.bench.tritonbench_summary import cause_of, summarise_kernels
 from mtmc_lsp.core.action import ActionKind, MacroAction
@@ -18,6 +20,7 @@ from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.kernels.refusals import Stage, refusal_of
+from mtmc_lsp.report.kernels.bench import show_kernel_bench
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tritonbench_causes.py"
 RAN = {"runs": True, "reason": "", "tried": ["autotune"], "applied": [], "refused": [], "speedup": None}
@@ -106,6 +109,18 @@ def test_a_refused_edit_names_its_stage(step: Step, stage: Stage) -> None:
 
 def test_a_kept_edit_has_no_refusal() -> None:
     assert refusal_of(replace(STEP, status=StepStatus.ACCEPTED)) is None
+
+
+def test_gains_in_tests_alone_are_counted_apart() -> None:
+    common = {"read": True, "compiled": True, "fault": "", "call": None, "execution": None} | RAN
+    kept = common | {"applied": ["direct-launch"], "speedup": 2.0}
+    summary = summarise_kernels([kept | {"problem": "a", "in_test": True}, kept | {"problem": "b"}])
+    assert (summary.faster, summary.in_test) == (2, 1)
+    out = io.StringIO()
+    show_kernel_bench(Console(file=out, width=200), summary, [])
+    assert (
+        "2 of 2 are faster (1 in their tests, and not with the largest inputs), geometric mean 2.00x" in out.getvalue()
+    )
 
 
 def test_the_script_prints_files_edits_and_seconds(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from mtmc_lsp.timing.worker.paired_benchmark import (
     summarise,
 )
 from mtmc_lsp.timing.worker.sampling import (
+    FEW_SAMPLES,
     MAX_SAMPLES,
     MIN_SAMPLES,
     Warm,
@@ -338,6 +339,13 @@ def test_the_sampling_of_an_edit_ends_when_no_gain_is_in_reach(eager_us: float, 
     clock = FakeClock(calls["candidate"], noise=0.012)
     samples = interleaved(clock, calls, seconds=60.0, rival="eager", is_final=True)
     assert (len(samples["candidate"]) < MAX_SAMPLES) == ends
+
+
+@pytest.mark.parametrize(("us", "count"), [(100.0, MAX_SAMPLES), (5_000.0, 50), (200_000.0, FEW_SAMPLES)])
+def test_long_calls_of_an_edit_are_sampled_a_few_times(us: float, count: int) -> None:
+    calls = {"candidate": Costing(lambda: None, us), "eager": Costing(lambda: None, 1.02 * us)}
+    samples = interleaved(FakeClock(calls["candidate"], noise=0.02), calls, seconds=0.5, rival="eager", is_final=True)
+    assert len(samples["eager"]) == pytest.approx(count, abs=2)
 
 
 def test_user_code_that_is_slow_and_far_slower_is_sampled_a_few_times() -> None:

@@ -17,10 +17,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mtmc_lsp
 from mtmc_lsp.app.bench.tritonbench_inputs import measured_target
@@ -132,6 +131,8 @@ class KernelRecord:
     median_us: float | None = None
     by_rows: bool = False
     """Whether both are of rows of calls, which the host bounds, and not of single calls."""
+    in_test: bool = False
+    """Whether both are of the test's launches, and the version is no faster with the largest inputs."""
     wall_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def _solve(
             record.seconds |= {name: round(spent, 2) for name, spent in run.seconds.items()}
     _note(record, result)
     if run.times_test:
-        record.inputs = ""
+        record.inputs, record.in_test = "", run.gains_in_test
     record.limit = run.limit
     if result.final.diff:
         began = time.monotonic()
@@ -307,18 +308,31 @@ def _note(record: KernelRecord, result: RunResult) -> None:
         record.median_us, record.by_rows = timing.median_us, timing.method == ROW_METHOD
 
 
-Runner = Callable[[Path], "str | None"]
-"""Runs a file as a program; returns what it prints, None if it fails."""
+class Runner(Protocol):
+    """Runs a file as a program."""
+
+    def __call__(self, file: Path, *, tunes: bool = True) -> str | None:
+        """What it prints; None if it fails.
+
+        Args:
+            tunes: whether autotuners choose among their configurations; otherwise the first one runs.
+        """
 
 
 def evaluate(record: KernelRecord, problem: KernelProblem, text: str, delivered: Path, run: Runner) -> None:
-    """Their evaluation: the delivered file runs as a program, and prints what the original prints."""
+    """Their evaluation: the delivered file runs as a program, and prints what the original prints.
+
+    The original's autotuners use their first configurations, since compiling the others takes most of the time. If the
+    delivered file prints something else, the original runs again as it is.
+    """
     delivered.mkdir(parents=True, exist_ok=True)
     file = delivered.absolute() / problem.file.name
     file.write_text(text, encoding="utf-8")
     original = problem.file.absolute()
-    with ThreadPoolExecutor(2) as pool:
-        ours, theirs = pool.map(run, (file, original))
+    # One after the other: the second one uses kernels that the first one compiled.
+    ours, theirs = run(file), run(original, tunes=False)
+    if ours is not None and ours != theirs:
+        theirs = run(original)
     if theirs is None and ours is None:
         # Without the address ranges of observation, accesses outside a tensor may end the process.
         record.call = None
@@ -334,13 +348,13 @@ def evaluate(record: KernelRecord, problem: KernelProblem, text: str, delivered:
 def _programs(place: _Place, problem: KernelProblem, deadline: float) -> Runner:
     """Runs each file in a new process, which shares the GPU."""
 
-    def run(file: Path) -> str | None:
+    def run(file: Path, *, tunes: bool = True) -> str | None:
         server = place.compiling_server or place.fork_server
         with Worker(place.python, cwd=str(problem.file.parent), fork_server=server) as worker:
             try:
                 gpu = worker.call(StartRequest(gpu=True), EVALUATION_SECONDS, end=deadline).gpu
                 lock = GpuLock(gpu, lock_folder(gpu)) if gpu else None
-                answer = worker.call(ProgramRequest(str(file)), EVALUATION_SECONDS, lock, deadline)
+                answer = worker.call(ProgramRequest(str(file), tunes), EVALUATION_SECONDS, lock, deadline)
             except MtmcError:
                 return None
         return None if answer.problem else answer.output
@@ -354,7 +368,7 @@ def _interpreted(python: str, deadline: float) -> Runner:
     paths = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
 
-    def run(file: Path) -> str | None:
+    def run(file: Path, *, tunes: bool = True) -> str | None:
         command = [python, "-m", "mtmc_lsp.kernels.worker.run_on_cpu", str(file)]
         seconds = min(EVALUATION_SECONDS, max(0.0, deadline - time.monotonic()))
         try:

@@ -18,9 +18,11 @@ from mtmc_lsp.capture.recorded_calls import RecordedCall, RecordedTarget, merge_
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, Workload, WorkloadSource, leaves_of
+from mtmc_lsp.kernels.repairs.site import sites_of
 from mtmc_lsp.process.fork_server import HIDDEN_GPU
+from mtmc_lsp.source.syntax import parse
 from mtmc_lsp.source.targets import find_target
-from mtmc_lsp.source.triton.drivers import without_driver_calls
+from mtmc_lsp.source.triton.drivers import reaching_names, without_driver_calls
 
 RECORD_SECONDS = 120.0
 TOO_LONG = "its test takes too long"
@@ -44,9 +46,12 @@ def measured_target(
         cache: a file that keeps the recorded calls for later runs.
         seconds: most seconds for recording them.
     """
+    kernels = [site.kernel.name for site in sites_of(str(opened.path), opened.text)]
+    launching = reaching_names(parse(opened.text), kernels)
     for item in merge_records([_largest_calls(opened, driver, script, python, cache, seconds)]):
         call = item.typical
-        if call is not None and _can_be_generated(call):
+        # A helper that computes the number of blocks launches nothing.
+        if item.qualname in launching and call is not None and _can_be_generated(call):
             workload = _workload(opened, item, call)
             observed = Workload(driver, WorkloadSource.SCRIPT)
             return KernelTarget(opened, driver, workload, None, observed) if workload is not None else None

@@ -87,6 +87,8 @@ class KernelSummary:
     faster: int
     by_rows: int
     """Those of the faster ones whose gain shows in rows of calls, which the host bounds."""
+    in_test: int
+    """Those of the faster ones that gain in the launches of their test alone, and not with the largest inputs."""
     geometric_mean: float | None
     """Of the speedups of all timed files."""
     mean_of_run: float | None
@@ -124,6 +126,7 @@ def summarise_kernels(records: Sequence[Mapping[str, Any]]) -> KernelSummary:
         len(speedups),
         sum(value > 1.0 for value in speedups),
         sum(bool(r.get("by_rows")) and float(r["speedup"] or 0.0) > 1.0 for r in records),
+        sum(bool(r.get("in_test")) and float(r["speedup"] or 0.0) > 1.0 for r in records),
         math.exp(logarithm / len(speedups)) if speedups else None,
         math.exp(logarithm / running) if speedups and running else None,
         dict(Counter(kind for record in records for kind in sorted(set(record["applied"])))),

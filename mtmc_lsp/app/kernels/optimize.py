@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mtmc_lsp.app.kernels.opening import KernelTarget, open_kernel
 from mtmc_lsp.app.kernels.session import KernelSession
@@ -16,9 +17,10 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.results import KernelReport, Timing, VerdictStatus
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
-from mtmc_lsp.kernels.actions.catalogue import excluded_kinds
+from mtmc_lsp.core.workload import WorkloadSource
+from mtmc_lsp.kernels.actions.catalogue import WHEN_IT_PAYS, excluded_kinds
 from mtmc_lsp.kernels.comparison import original_fault, runs_on_a_case
-from mtmc_lsp.kernels.limits import decisive
+from mtmc_lsp.kernels.limits import ON_HOST, decisive
 from mtmc_lsp.kernels.messages import CaseTrace
 from mtmc_lsp.kernels.optimizer import SourceOptimizer
 from mtmc_lsp.kernels.sizes import quick_cases
@@ -33,6 +35,8 @@ SILENT = Events()
 ON_GPU_ONLY = (
     "the interpreter takes too long, so the kernels were observed on the GPU alone, without checks of their accesses"
 )
+LAUNCH_SHARE = 0.4
+"""Share of the time in which cheaper launches are tried on the test of a file whose larger inputs are timed."""
 REPAIRED = "mtmc repair shows its case and repairs it"
 
 
@@ -100,6 +104,8 @@ class KernelOptimization:
         self._sampling = sampling
         self.times_test = False
         """Whether the observed workload is timed, because the kernels do not run on the other one."""
+        self.gains_in_test = False
+        """Whether a version is faster in the launches of the file's test alone, and no slower with the larger inputs."""
         self._is_interpreted = True
         self.limit = ""
         """What bounds the file as it stands, so that kinds of edits were not tried."""
@@ -148,23 +154,40 @@ class KernelOptimization:
                 if store is not None:
                     store.add_config(run_id, RunConfig("source", "edits", opened.settings, device=tools.device))
                 reporter = _Reporter(self._events, store, run_id)
-                optimizer = SourceOptimizer(
-                    str(opened.path),
-                    opened.text,
-                    names,
-                    tuple(cases),
-                    [trace for trace in self.traces if id(trace.case) in kept],
-                    tools,
-                    reporter,
-                    max(1.0, seconds - (time.monotonic() - began)),
-                    tries_all=self._tries_all,
-                    excluded=self._excluded,
-                    keeps_launches=self.target.workload.launch is not None,
-                )
-                text = optimizer.run()
-                self.reports, self.times_test = optimizer.reports, tools.times_test
-                self.limit = optimizer.limit
-                result = self._result(run_id, optimizer, tools, text, time.monotonic() - began)
+
+                def optimizer(seconds: float, excluded: Collection[str], **options: Any) -> SourceOptimizer:
+                    return SourceOptimizer(
+                        str(opened.path),
+                        opened.text,
+                        names,
+                        tuple(cases),
+                        [trace for trace in self.traces if id(trace.case) in kept],
+                        tools,
+                        reporter,
+                        max(1.0, seconds),
+                        tries_all=self._tries_all,
+                        excluded=self._excluded.union(excluded),
+                        keeps_launches=self.target.workload.launch is not None,
+                        **options,
+                    )
+
+                end = began + seconds
+                first: list[Step] = []
+                begun = None
+                if self._has_larger_inputs():
+                    # Its launches are short, so cheaper ones show there first; they take seconds to try.
+                    others = WHEN_IT_PAYS.keys() - ON_HOST
+                    launches = optimizer(LAUNCH_SHARE * (end - time.monotonic()), others, steps=first)
+                    with tools.timing_test():
+                        text = launches.run()
+                    begun = text if text != opened.text else None
+                tried = len(first)
+                whole = optimizer(end - time.monotonic(), (), steps=first, begun=begun)
+                text = whole.run()
+                self.gains_in_test = whole.begun is not None and not any(map(_is_accepted, whole.steps[tried:]))
+                self.reports, self.times_test = whole.reports, tools.times_test or self.gains_in_test
+                self.limit = whole.limit
+                result = self._result(run_id, whole, tools, text, time.monotonic() - began)
                 if store is not None:
                     store.finish(result)
             finally:
@@ -173,6 +196,11 @@ class KernelOptimization:
         return result
 
     # Parts -----------------------------------------------------------------------------------------------------------
+
+    def _has_larger_inputs(self) -> bool:
+        """Whether calls with larger inputs than those of the file's test are timed, on a GPU."""
+        observed = self.target.observed
+        return self.has_gpu and observed is not None and observed.source is WorkloadSource.SCRIPT
 
     def _check_runs(self) -> None:
         if runs_on_a_case(self.traces):
@@ -193,7 +221,7 @@ class KernelOptimization:
         self, run_id: str, optimizer: SourceOptimizer, tools: KernelTools, text: bytes, seconds: float
     ) -> RunResult:
         opened, steps = self.target.opened, optimizer.steps
-        accepted = [step for step in steps if step.status is StepStatus.ACCEPTED]
+        accepted = list(filter(_is_accepted, steps))
         timing = accepted[-1].timing if accepted else None
         # Single calls or rows of calls: the comparison that shows the gain over the file as it stands.
         timing = (decisive(timing, "eager") or timing) if timing is not None else None
@@ -235,6 +263,10 @@ class KernelOptimization:
         return notes
 
 
+def _is_accepted(step: Step) -> bool:
+    return step.status is StepStatus.ACCEPTED
+
+
 def _status(accepted: list[Step], steps: list[Step], timing: Timing | None) -> RunStatus:
     if accepted:
         if timing is None:
@@ -242,5 +274,7 @@ def _status(accepted: list[Step], steps: list[Step], timing: Timing | None) -> R
         return RunStatus.IMPROVED if is_faster(timing, "eager") else RunStatus.NO_GAIN
     verdicts = [step.verdict for step in steps if step.verdict is not None]
     is_compared = any(verdict.status is not VerdictStatus.UNCERTIFIABLE for verdict in verdicts)
-    is_wrong = is_compared and not any(verdict.is_correct for verdict in verdicts)
+    # Versions that are not faster are not verified.
+    is_timed = any(step.timing is not None for step in steps)
+    is_wrong = is_compared and not is_timed and not any(verdict.is_correct for verdict in verdicts)
     return RunStatus.INCORRECT if is_wrong else RunStatus.NO_GAIN

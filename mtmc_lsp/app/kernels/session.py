@@ -155,15 +155,22 @@ class KernelSession:
         lock: GpuLock | None,
         seconds: float,
         configs: Configs = Configs.FIRST,
+        *,
+        has_zero_indices: bool = False,
     ) -> TraceAnswer:
         """Run a text on the GPU, and compare its results with those of the file as it stands.
+
+        Args:
+            has_zero_indices: see :class:`~mtmc_lsp.kernels.messages.KernelCheckRequest`.
 
         Raises:
             MtmcError: the process ended, or cannot use the GPU any more.
         """
         source = self.importable(text)
         original = self.importable(self.target.opened.text)
-        request = KernelCheckRequest(self.target.observed_workload, original, source, tuple(cases), configs)
+        request = KernelCheckRequest(
+            self.target.observed_workload, original, source, tuple(cases), configs, has_zero_indices
+        )
         with self.spent("check"):
             return self.plain_worker().call(request, seconds, lock)
 

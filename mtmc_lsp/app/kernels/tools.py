@@ -21,6 +21,7 @@ from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model, planning_model
 from mtmc_lsp.kernels.comparison import runs_on_a_case
 from mtmc_lsp.kernels.messages import NOT_RUN, CaseTrace, Configs, KernelTimeRequest, TraceCase
+from mtmc_lsp.kernels.moved import moved_trace
 from mtmc_lsp.kernels.sizes import elements_of
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone, lock_folder
@@ -75,6 +76,10 @@ class KernelTools:
         """Whether the interpreter also observes versions."""
         self.times_test = False
         """Whether the observed workload is timed, because the kernels do not run on the other one."""
+        self._has_zero_indices = False
+        """Whether checks on the GPU fill new integer tensors with zero."""
+        self._times_workload = False
+        """Whether a version was timed on the inputs of the workload, so that the kernels run on them."""
         self.compile_seconds = 0.0
         """Time to compile the kernels of the file as it stands for the test, where it ran on the GPU."""
         self.gpu_problem = ""
@@ -147,10 +152,7 @@ class KernelTools:
             return self._session.trace(text, cases, compares_faulty=True)
         with ThreadPoolExecutor(1) as pool:
             interpreting = pool.submit(self._interpreted, text, cases)
-            try:
-                checked = self._checked(text, cases)
-            except MtmcError:
-                checked = ()
+            checked = self._checked_original(text, cases)
             traces, seconds = interpreting.result()
         if checked and not runs_on_a_case(checked):
             self.gpu_problem = next((fault.detail for trace in checked for fault in trace.faults), checked[0].refusal)
@@ -160,6 +162,24 @@ class KernelTools:
             return traces
         self.is_interpreted = not any(not trace.refusal and not trace.faults for trace in checked)
         return checked if not self.is_interpreted else traces or checked
+
+    def _checked_original(self, text: bytes, cases: Sequence[TraceCase]) -> Sequence[CaseTrace]:
+        """Run the file as it stands on the GPU; nothing if its process ends."""
+        try:
+            return self._checked(text, cases)
+        except MtmcError as error:
+            if error.kind is FailureKind.CANCELLED:
+                # The time of the run ended.
+                raise
+            if not _is_lost(error):
+                return ()
+        # The test may use integers as indices that nothing has written: the largest ones point outside the memory.
+        self._has_zero_indices = True
+        try:
+            return self._checked(text, cases)
+        except MtmcError:
+            self._has_zero_indices = False
+            return ()
 
     def _interpreted(self, text: bytes, cases: Sequence[TraceCase]) -> tuple[Sequence[CaseTrace], float]:
         """What the interpreter observes of the file as it stands, nothing if it takes too long, and the seconds."""
@@ -197,7 +217,12 @@ class KernelTools:
         lock = GpuLock(self._gpu, lock_folder(self._gpu)) if self._gpu else None
         with self._fresh_after_loss():
             answer = self._session.check(
-                text, [case for case in cases if id(case) in chosen], lock, CHECK_SECONDS, configs
+                text,
+                [case for case in cases if id(case) in chosen],
+                lock,
+                CHECK_SECONDS,
+                configs,
+                has_zero_indices=self._has_zero_indices,
             )
         if text == self._session.target.opened.text:
             self.compile_seconds = max(self.compile_seconds, answer.compile_seconds)
@@ -215,14 +240,16 @@ class KernelTools:
         try:
             yield
         except MtmcError as error:
-            if "CUDA" in str(error) or "Accelerator" in str(error):
+            if _is_lost(error):
                 self._session.plain_worker().close()
             raise
 
     def work(self, text: bytes) -> CaseTrace | None:
         """Observe a text on the workload's sizes; a sample of the programs if there are many."""
         if text not in self._works:
-            self._works[text] = self._work(text)
+            known = ((before, trace) for before, trace in self._works.items() if trace is not None)
+            moved = (moved_trace(trace, before, text) for before, trace in known)
+            self._works[text] = next(filter(None, moved), None) or self._work(text)
         return self._works[text]
 
     def _work(self, text: bytes) -> CaseTrace | None:
@@ -288,6 +315,15 @@ class KernelTools:
         text = self._session.target.opened.text
         return self._timed(text, None, bound_us, 0.0, BASELINE_SECONDS) if self.has_gpu else None
 
+    @contextlib.contextmanager
+    def timing_test(self) -> Iterator[None]:
+        """Time the launches of the file's test meanwhile, and not the calls with the largest inputs."""
+        self.times_test = True
+        try:
+            yield
+        finally:
+            self.times_test = False
+
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def _timed(self, text: bytes, previous: bytes | None, bound_us: float, least_us: float, seconds: float) -> Timing:
@@ -295,18 +331,35 @@ class KernelTools:
             self._timekeeper = Timekeeper(self._ask, self._gpu, cache=TimingCache(cache_folder(), self._fresh))
         target = self._session.target
         if self.times_test:
+            # The bound is that of the workload, if that could be sampled.
+            bound_us = 0.0 if self._can_sample else bound_us
             return self._timing(target.observed_workload, text, previous, bound_us, 0.0, seconds)
         try:
-            return self._timing(target.workload, text, previous, bound_us, least_us, seconds)
+            timing = self._timing(target.workload, text, previous, bound_us, least_us, seconds)
+            self._times_workload = True
+            return timing
         except (GpuInUse, MeasurementRejected):
             raise
         except MtmcError as error:
-            if target.observed is None or previous is not None or error.kind is FailureKind.CANCELLED:
+            is_tried = previous is not None or self._times_workload
+            if target.observed is None or is_tried or error.kind is FailureKind.CANCELLED:
+                raise
+            if text != target.opened.text and self._runs_on_workload(bound_us):
                 raise
             # The kernels may not accept the generated inputs.
             timing = self._timing(target.observed, text, previous, bound_us, 0.0, seconds)
             self.times_test = True
             return timing
+
+    def _runs_on_workload(self, bound_us: float) -> bool:
+        """Whether the file as it stands runs on the inputs of the workload, so that a version alone fails there."""
+        target = self._session.target
+        try:
+            self._timing(target.workload, target.opened.text, None, bound_us, 0.0, BASELINE_SECONDS)
+        except MtmcError:
+            return False
+        self._times_workload = True
+        return True
 
     def _timing(
         self,
@@ -350,5 +403,10 @@ class KernelTools:
         began, ended = answer.window
         # Parts of the time that timings take.
         self._session.seconds["wait for the GPU"] += answer.waited_seconds
-        self._session.seconds["GPU alone"] += ended - began - answer.waited_seconds
+        self._session.seconds["GPU alone"] += ended - began
         return answer
+
+
+def _is_lost(error: MtmcError) -> bool:
+    """Whether a process cannot use the GPU any more after an error."""
+    return "CUDA" in str(error) or "Accelerator" in str(error)

@@ -131,6 +131,8 @@ class Proposal:
 
     fallback_for: str = ""
     """Title of the proposal that this one replaces if it fails; empty for none."""
+    follows: str = ""
+    """Title of the proposal that this one extends if its launch hides a faster kernel; empty for none."""
 
     @property
     def key(self) -> tuple[str, str, str]:

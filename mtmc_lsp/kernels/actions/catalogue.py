@@ -12,7 +12,7 @@ from mtmc_lsp.kernels.actions.even import even_loops, even_offsets
 from mtmc_lsp.kernels.actions.fusion.launches import fuse_launches
 from mtmc_lsp.kernels.actions.fusion.neighbours import fuse_following, fuse_preceding
 from mtmc_lsp.kernels.actions.hoist import equal_loads, hoist
-from mtmc_lsp.kernels.actions.launch.direct import direct_launch, together
+from mtmc_lsp.kernels.actions.launch.direct import direct_launch, together, tuned_and_direct
 from mtmc_lsp.kernels.actions.one_pass import online_softmax
 from mtmc_lsp.kernels.actions.persist import persist
 from mtmc_lsp.kernels.actions.products import split_float32, stored_operands
@@ -91,6 +91,7 @@ def proposals(facts: Sequence[Facts], *, has_gpu: bool, tries_all: bool = False)
         has_gpu: whether times are measured; without it, edits that only a measurement can judge are left out.
         tries_all: whether they are kept all the same.
     """
-    found = together([item for each in facts for action in ACTIONS for item in action(each)])
+    each_alone = [item for each in facts for action in ACTIONS for item in action(each)]
+    found = together(each_alone) + (tuned_and_direct(each_alone) if has_gpu else [])
     kept = [item for item in found if has_gpu or tries_all or not item.needs_timing]
     return sorted(kept, key=lambda item: (item.name == LAST, -item.saved_us))

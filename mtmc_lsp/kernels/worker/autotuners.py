@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
+
+import torch
 
 from mtmc_lsp.kernels.actions.launch.helper import NAME
 
@@ -15,6 +18,10 @@ MOST_WRAPPERS = 4
 """Wrappers of a kernel that are looked into."""
 TOO_LARGE = ("OutOfResources", "CompileTimeAssertionFailure", "PTXASError")
 """Errors of configurations that an autotuner leaves out."""
+WARMUP_MS, REPEAT_MS = 4, 16
+"""Milliseconds for each configuration of an autotuner; by default Triton takes 25 and 100."""
+LONG_MS = 20.0
+"""A configuration whose call takes this long is measured by one call after the first: the host's clock errs by less than 1 %."""
 
 Result = TypeVar("Result")
 
@@ -81,3 +88,65 @@ def with_first_config(modules: Sequence[ModuleType], run: Callable[[], Result]) 
             if type(error).__name__ not in TOO_LARGE or number == most - 1:
                 raise
     raise AssertionError
+
+
+@contextlib.contextmanager
+def first_configs() -> Iterator[None]:
+    """Let all autotuners use their first configuration that is not too large, without measuring."""
+    from triton.runtime.autotuner import Autotuner
+
+    original = Autotuner.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        configs = self.configs
+        try:
+            for config in configs[:-1]:
+                self.configs = [config]
+                try:
+                    return original(self, *args, **kwargs)
+                except Exception as error:
+                    if type(error).__name__ not in TOO_LARGE:
+                        raise
+            self.configs = configs[-1:]
+            return original(self, *args, **kwargs)
+        finally:
+            self.configs = configs
+
+    setattr(Autotuner, "run", run)  # noqa: B010 - mypy refuses to assign methods
+    try:
+        yield
+    finally:
+        setattr(Autotuner, "run", original)  # noqa: B010
+
+
+@contextlib.contextmanager
+def short_benchmarks() -> Iterator[None]:
+    """Let autotuners measure each configuration for a shorter time."""
+    from triton import testing
+
+    original = testing.do_bench
+
+    def do_bench(call: Callable[[], object], **options: Any) -> Any:
+        # Triton's function calls it at least eight times.
+        if (took := _milliseconds(call)) > LONG_MS and (took := _milliseconds(call)) > LONG_MS:
+            quantiles = options.get("quantiles")
+            return [took] * len(quantiles) if quantiles else took
+        return original(call, **{"warmup": WARMUP_MS, "rep": REPEAT_MS, **options})
+
+    testing.do_bench = do_bench
+    try:
+        yield
+    finally:
+        testing.do_bench = original
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    """The time of a call by the host's clock."""
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    if has_gpu:
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - began)

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
@@ -36,16 +37,21 @@ from mtmc_lsp.kernels.worker.autotuners import (
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.launch_record import launch_of
 from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
-from mtmc_lsp.process.gpu_lock import let_timings_pass
+from mtmc_lsp.process.gpu_lock import let_timings_pass, unshared
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
 from mtmc_lsp.process.worker.kernel_compilation import (
     compile_ahead,
     compile_seconds,
     compiling_unshared,
+    passing_at_launches,
     share_kernels,
 )
 from mtmc_lsp.timing.worker.timing_commands import device_name
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import is_interpreted
+
+NEW = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+"""Functions that create tensors without values."""
 
 _modules: dict[str, ModuleType] = {}
 _expected: dict[tuple[str, str], list[torch.Tensor]] = {}
@@ -57,13 +63,25 @@ def check(request: KernelCheckRequest) -> TraceAnswer:
     """Run a version on each case, once for each of the chosen configurations of its autotuners, and compare the results."""
     if is_interpreted():
         prepare_interpreter()
-    try:
-        module = _module(request, request.source)
-    except Exception as error:  # the user's code raises anything
-        return TraceAnswer((), f"{type(error).__name__}: {error}")
-    before = compile_seconds[0]
-    traces = tuple(_checked(module, request, case) for case in request.cases)
+    with one_thread():
+        try:
+            module = _module(request, request.source)
+        except Exception as error:  # the user's code raises anything
+            return TraceAnswer((), f"{type(error).__name__}: {error}")
+        before = compile_seconds[0]
+        traces = tuple(_checked(module, request, case) for case in request.cases)
     return TraceAnswer(traces, compile_seconds=compile_seconds[0] - before)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one core meanwhile: several runs share the cores, and their threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _module(request: KernelCheckRequest, text: str) -> ModuleType:
@@ -87,7 +105,7 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
     if request.source == request.original:
         return CaseTrace(case, (), launches=tuple(launches))
     numbers = [0] if request.configs is Configs.FIRST else _other_configs(module, _module(request, request.original))
-    if numbers and not is_interpreted():
+    if len(numbers) > 1 and not is_interpreted():
         compile_ahead(lambda: _results(module, request, case), numbers)
     problem = ""
     for number in numbers:
@@ -111,7 +129,8 @@ def _checked(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
             return CaseTrace(case, (Fault(FaultKind.RAISES, 0, kernel, problem),))
         problem = ""
         kernel = launches[-1].launch.kernel if launches else ""
-        detail = difference(results, expected)
+        with unshared():
+            detail = difference(results, expected)
         if detail and _varies(request, case):
             return CaseTrace(case, refusal=VARIES)
         if detail:
@@ -158,11 +177,28 @@ def _results(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -
             with torch.no_grad():
                 distribute(value, case.distribution)
     # A test of the file may call backward().
-    with poisoned(), compiling_unshared(), torch.set_grad_enabled(request.workload.source is WorkloadSource.SCRIPT):
+    zero_indices = ZeroIndices() if request.has_zero_indices else contextlib.nullcontext()
+    with (
+        poisoned(),
+        zero_indices,
+        compiling_unshared(),
+        DrawingUnshared(),
+        passing_at_launches(),
+        torch.set_grad_enabled(request.workload.source is WorkloadSource.SCRIPT),
+    ):
         returned = call.run()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return [tensor.cpu() for tensor in tensors_of([*tree_leaves(returned), *call.values])]
+
+
+class ZeroIndices(TorchFunctionMode):  # type: ignore[misc]
+    """Fills new integer tensors with zero."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        is_new = getattr(function, "__name__", "") in NEW and isinstance(result, torch.Tensor)
+        return result.zero_() if is_new and not result.is_floating_point() and not result.is_complex() else result
 
 
 @contextlib.contextmanager

@@ -20,6 +20,9 @@ from mtmc_lsp.kernels.worker.sampling import SampleEnded, is_left_out
 ORDER = ("gathered", "strided", "gathered rows", "contiguous", "broadcast", "scalar")
 """Access patterns, the most expensive first."""
 MANY = -1
+FIRST_PROGRAMS, FIRST_STEPS, TOO_MANY = 8, 400, 4.0
+"""Programs of a launch, or memory operations, after which those of the whole grid are estimated, and how many times the limit the
+estimate must be: later programs may do less."""
 
 
 class TooManySteps(Exception):
@@ -58,6 +61,7 @@ class Observer:
         """Kernel and line of the loads that leave lanes undefined."""
         self.launches: list[LaunchWork] = []
         self.steps = 0
+        self._is_hopeless = False
         self._seen: dict[tuple[str, int, str], _Seen] = {}
         self._in_launch: dict[tuple[str, int, str], _Seen] = {}
         """The same for the programs of the current launch that ran."""
@@ -75,8 +79,16 @@ class Observer:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the call has more memory operations than are observed."""
-        return self.steps > self._most_steps and not self._most_programs
+        """Whether the call has more memory operations than are observed, or certainly will have."""
+        return (self.steps > self._most_steps or self._is_hopeless) and not self._most_programs
+
+    def _check_pace(self, ran: int, total: int) -> None:
+        """Give up after a few programs of a launch that needs far more memory operations than are observed."""
+        steps = self.steps - self._first_step
+        if ran >= FIRST_PROGRAMS or (ran and steps >= FIRST_STEPS):
+            self._is_hopeless |= self._first_step + steps / ran * total > TOO_MANY * self._most_steps
+        if self.is_too_long:
+            raise TooManySteps
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -148,6 +160,7 @@ class Observer:
             number = (int(x) * grid[1] + int(y)) * grid[2] + int(z)
             if most and left_out(number, total, most, self.steps - self._first_step):
                 return
+            self._check_pace(counted[0], total)
             counted[0] += 1
             self._program = number + 1
             function(**arguments)

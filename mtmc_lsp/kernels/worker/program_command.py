@@ -9,16 +9,31 @@ import runpy
 import sys
 
 from mtmc_lsp.kernels.messages import ProgramAnswer, ProgramRequest
-from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, sharing_kernels
+from mtmc_lsp.kernels.worker.autotuners import first_configs, short_benchmarks
+from mtmc_lsp.kernels.worker.check_command import one_thread
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
+from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, passing_at_launches, sharing_kernels
 
 
 def run_program(request: ProgramRequest) -> ProgramAnswer:
-    """Run the file with the name ``__main__``; other runs time while it compiles."""
+    """Run the file with the name ``__main__``; other runs time while it compiles.
+
+    Autotuners measure their configurations for a shorter time, or use the first one: what the file computes is the same.
+    """
     output, problem = io.StringIO(), ""
     sys.argv, folder = [request.path], os.path.dirname(request.path)
     sys.path.insert(0, folder)
     try:
-        with contextlib.redirect_stdout(output), compiling_unshared(), sharing_kernels():
+        choosing = short_benchmarks() if request.tunes else first_configs()
+        with (
+            contextlib.redirect_stdout(output),
+            compiling_unshared(),
+            DrawingUnshared(),
+            passing_at_launches(),
+            sharing_kernels(),
+            choosing,
+            one_thread(),
+        ):
             runpy.run_path(request.path, run_name="__main__")
             _finish()
     except SystemExit as error:

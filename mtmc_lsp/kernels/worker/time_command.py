@@ -14,10 +14,16 @@ import torch
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.workload import WorkloadSource
 from mtmc_lsp.kernels.messages import ROW_METHOD, KernelTimeRequest
-from mtmc_lsp.kernels.worker.autotuners import direct_launches, with_first_config
+from mtmc_lsp.kernels.worker.autotuners import direct_launches, short_benchmarks, with_first_config
 from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.process.gpu_lock import WAITING_ALONE, exclusively, let_timings_pass, lock_seconds
-from mtmc_lsp.process.worker.kernel_compilation import compile_ahead, compiling_unshared, share_kernels
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
+from mtmc_lsp.process.worker.kernel_compilation import (
+    compile_ahead,
+    compiling_unshared,
+    passing_at_launches,
+    share_kernels,
+)
 from mtmc_lsp.timing.messages import TimeAnswer
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.paired_benchmark import (
@@ -30,10 +36,9 @@ from mtmc_lsp.timing.worker.paired_benchmark import (
 from mtmc_lsp.timing.worker.sampling import ROW_US, graph_medians, in_rows, interleaved, warm
 from mtmc_lsp.timing.worker.timing_commands import clock_of, device_name
 
-WARMUP_MS, REPEAT_MS = 4, 16
-"""Milliseconds for each configuration of an autotuner; by default Triton takes 25 and 100."""
-
 _modules: dict[str, Any] = {}
+_compiled: set[tuple[str, str]] = set()
+"""Texts that this process timed, each with the function that was called: their kernels are compiled."""
 
 
 def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
@@ -41,18 +46,17 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
     clock = clock_of()
     seed = 0
     with torch.no_grad():
-        runs = {
-            "candidate": _run(request, request.source, seed),
-            "eager": _run(request, request.original, seed),
-        }
+        texts = {"candidate": request.source, "eager": request.original, "previous": request.previous}
+        loaded = {text: _run(request, text, seed) for text in dict.fromkeys(texts.values()) if text}
+        runs = {name: loaded[text] for name, text in texts.items() if text}
         runs["control"] = runs["candidate"]
-        if request.previous:
-            runs["previous"] = _run(request, request.previous, seed)
-        for run in runs.values():
-            compile_ahead(run)
+        for text, run in loaded.items():
+            if _is_new(request, text):
+                compile_ahead(run)
             # What was not compiled ahead is compiled while others may time.
             with compiling_unshared():
                 with_first_config([*_modules.values()], run)
+            _compiled.add((text, request.workload.target.qualname))
             let_timings_pass()
         waited = lock_seconds[WAITING_ALONE]
         with exclusively():
@@ -82,23 +86,6 @@ def time_kernels(request: KernelTimeRequest) -> TimeAnswer:
     return TimeAnswer(timing, (began, ended), lock_seconds[WAITING_ALONE] - waited)
 
 
-@contextlib.contextmanager
-def short_benchmarks() -> Iterator[None]:
-    """Let autotuners measure each configuration for a shorter time."""
-    from triton import testing
-
-    original = testing.do_bench
-
-    def do_bench(call: Callable[[], object], **options: Any) -> Any:
-        return original(call, **{"warmup": WARMUP_MS, "rep": REPEAT_MS, **options})
-
-    testing.do_bench = do_bench
-    try:
-        yield
-    finally:
-        testing.do_bench = original
-
-
 def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
     """One call of the launcher in a text; of a test in the file, the launches of its kernels alone."""
     if text not in _modules:
@@ -115,11 +102,14 @@ def _run(request: KernelTimeRequest, text: str, seed: int) -> Run:
         with recording_launches(launches, direct_launches(_modules[text])):
             call.run()
 
-    with torch.enable_grad():
-        compile_ahead(call.run)
-        with compiling_unshared():
-            with_first_config([_modules[text]], run)
+    # A version differs in one kernel, as a rule, and the test may take long: it does not run a further time to compile ahead.
+    with torch.enable_grad(), DrawingUnshared(), passing_at_launches(), compiling_unshared():
+        with_first_config([_modules[text]], run)
     return lambda: [launch() for launch in launches]
+
+
+def _is_new(request: KernelTimeRequest, text: str) -> bool:
+    return (text, request.workload.target.qualname) not in _compiled
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def _module(workload: Workload, text: str) -> Any:
 def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) -> CaseTrace:
     observer, result = _observed(module, request, case, fills_lanes=True)
     if observer.is_too_long and isinstance(result, Exception):
-        return CaseTrace(case, refusal=TOO_LONG)
+        return CaseTrace(case, refusal=TOO_LONG, steps=observer.steps)
     if isinstance(result, Exception):
         return _failed(observer, result, module, case)
     results = tensors_of(result)

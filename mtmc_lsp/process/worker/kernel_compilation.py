@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
-from mtmc_lsp.process.gpu_lock import unshared
+from mtmc_lsp.process.gpu_lock import let_timings_pass, unshared
 
 compile_seconds = [0.0]
 """Seconds that this process compiled kernels while others could time."""
@@ -45,6 +45,24 @@ def compiling_unshared() -> Iterator[None]:
         yield
     finally:
         JITFunction._do_compile = original
+
+
+@contextlib.contextmanager
+def passing_at_launches() -> Iterator[None]:
+    """Let another run time before a launch, if it waits for that: otherwise it waits until a program ends or compiles."""
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        let_timings_pass()
+        return original(*args, **kwargs)
+
+    setattr(JITFunction, "run", run)  # noqa: B010 - mypy refuses to assign methods
+    try:
+        yield
+    finally:
+        setattr(JITFunction, "run", original)  # noqa: B010
 
 
 def share_kernels(module: ModuleType) -> None:

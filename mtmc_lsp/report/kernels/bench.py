@@ -31,7 +31,9 @@ def show_kernel_bench(out: Console, summary: KernelSummary, records: Sequence[Ma
     if edits:
         show(out, f"files by kind of edit: {edits}", style="dim")
     if summary.timed and summary.geometric_mean is not None:
-        rows = f" ({summary.by_rows} in rows of calls, which the host bounds)" if summary.by_rows else ""
+        parts = [f"{summary.by_rows} in rows of calls, which the host bounds"] if summary.by_rows else []
+        parts += [f"{summary.in_test} in their tests, and not with the largest inputs"] if summary.in_test else []
+        rows = f" ({', '.join(parts)})" if parts else ""
         text = f"{summary.faster} of {summary.timed} are faster{rows}, geometric mean {summary.geometric_mean:.2f}x"
         show(out, f"{text}, {summary.mean_of_run:.2f}x over all {summary.run} that run")
     else:

@@ -15,6 +15,8 @@ from mtmc_lsp.core.results import Ratio, Speed
 from mtmc_lsp.timing.worker.clock import Clock, Run
 
 MIN_SAMPLES, MAX_SAMPLES = 25, 200
+FEW_SAMPLES = 7
+"""Of an edit's calls that exceed the time limit with more samples. Long calls vary little, and other runs wait for the GPU."""
 BOOTSTRAPS = 1000
 MIN_RELATIVE_DIFFERENCE = 0.01
 """Relative differences below this are never significant: between two processes the same code differs by about this much,
@@ -80,7 +82,8 @@ def interleaved(
         seconds: time limit.
         rival: the contender that the candidate has to beat; the sampling ends when it is clear which of them is faster.
         known: samples of contenders in earlier timings. A contender that they show to be far slower is not called again.
-        is_final: whether it also ends when it is clear that the candidate is not faster, by however little.
+        is_final: whether it also ends when it is clear that the candidate is not faster, by however little, and after few samples
+            of long calls.
     """
     known = known or {}
     first = {name: clock.cold(run) for name, run in runs.items() if not known.get(name)}
@@ -116,7 +119,8 @@ def interleaved(
             or (rival and _is_clear(samples["candidate"], samples[rival], difference))
             or (is_final and _is_no_gain(samples["candidate"], samples[rival]))
         )
-        if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and is_enough):
+        is_long = is_final and sum(us for name in order for us, _ in samples[name]) > seconds * 1e6
+        if count >= MAX_SAMPLES or (count >= (FEW_SAMPLES if is_long else MIN_SAMPLES) and (is_enough or is_long)):
             return samples
         sampled = [samples[name] for name in order]
         total_us = sum(device for values in sampled for device, _ in values)

@@ -77,6 +77,27 @@ def together(found: Sequence[Proposal]) -> list[Proposal]:
     return [*others, whole]
 
 
+def tuned_and_direct(found: Sequence[Proposal]) -> list[Proposal]:
+    """Autotuners together with direct launches of their kernels.
+
+    An autotuner makes each launch longer, so it may hide the gain of its choice.
+    """
+    direct = {item.kernel: item for item in found if item.name == KIND}
+    return [
+        replace(
+            item,
+            title=f"{item.title}, and launch it directly",
+            # Of two edits at one place, the later one comes first in the text.
+            edits=(*item.edits, *direct[item.kernel].edits),
+            rationale="the kernel is faster with another configuration, but the autotuner makes its launch longer",
+            follows=item.title,
+            needs_timing=True,
+        )
+        for item in found
+        if item.name == "autotune" and not item.fallback_for and item.kernel in direct
+    ]
+
+
 def _functions(text: bytes) -> dict[str, str]:
     """The text of each function of a file, by name."""
     nodes = [node for node in parse(text).named_children if node.type == "function_definition"]

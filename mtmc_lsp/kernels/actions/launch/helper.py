@@ -73,9 +73,10 @@ HELPER = f'''class {NAME}:
         values, keys, addresses, given = dict.fromkeys(self.names), [], [], [*zip(self.names, arguments), *named.items()]
         for name, value in given:
             is_variable, is_value = name in self.variables, name not in self.variables or name in self.by_value
-            if is_variable and isinstance(value, torch.Tensor):
+            if is_variable and isinstance(value, (torch.Tensor, triton.runtime.jit.TensorWrapper)):
                 layout = f", {{name}}.shape, {{name}}.stride()" if is_value else ""
-                keys.append(f"{{name}}.dtype, (at_{{name}} := {{name}}.get_device()){{layout}}")
+                tensor = name if isinstance(value, torch.Tensor) else f"{{name}}.base"  # of triton.reinterpret
+                keys.append(f"{{name}}.dtype, (at_{{name}} := {{tensor}}.get_device()){{layout}}")
                 addresses.append(f"(of_{{name}} := {{name}}.data_ptr())")
                 values[name] = f"of_{{name}} if at_{{name}} >= 0 else {{name}}"  # the driver checks memory of the host
                 continue

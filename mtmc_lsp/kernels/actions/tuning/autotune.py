@@ -17,14 +17,14 @@ from mtmc_lsp.kernels.actions.signatures import (
 from mtmc_lsp.kernels.actions.tuning.blocks import Block, free_blocks, program_counters
 from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, ONLY, OPTIONS, Configuration
 from mtmc_lsp.kernels.actions.tuning.extend import more_configurations
+from mtmc_lsp.kernels.actions.tuning.pruning import THREADS, is_spread, stages_matter
 from mtmc_lsp.kernels.actions.tuning.tiles import is_product
 from mtmc_lsp.kernels.repairs.site import Edit, Launch
 from mtmc_lsp.source.lint.kernel import argument
-from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of, walk
+from mtmc_lsp.source.syntax import field, line_end, line_of, line_start, text_of
 
 WARPS = (1, 2, 4, 8, 16, 32)
 STAGES = (2, 3, 4, 5)
-THREADS = 32
 FIRST_WITH_CACHE = (3, 4)
 """Version of Triton whose autotuner can store results on disk."""
 LEAST_BLOCK, LARGEST_BLOCK = 16, 8192
@@ -181,7 +181,8 @@ def _is_read(facts: Facts, name: str) -> bool:
 def _configurations(facts: Facts, current: Configuration) -> list[Configuration]:
     """The present configuration first, then those with other blocks, warps and stages, pruned to sensible ones."""
     has_product = any(name == "dot" for name, _ in facts.site.kernel.calls)
-    has_loop = any(node.type == "for_statement" for node in walk(facts.site.kernel.body))
+    stages = tuple(STAGES) if has_product else (2, 4)
+    stages = stages if stages_matter(facts) else (current.stages,)
     if tiles := _tiles(facts, current):
         others = [replace(current, warps=warps, stages=stages) for warps in (4, 8) for stages in (3, 4)]
         return list(dict.fromkeys([current, *tiles, *others]))[: facts.most_configs]
@@ -206,11 +207,8 @@ def _configurations(facts: Facts, current: Configuration) -> list[Configuration]
             if blocks and not has_product and not THREADS * warps <= lanes <= 64 * THREADS * warps:
                 continue
             near = current.warps / 2 <= warps <= max(current.warps * 4, row // ROW_OF_A_WARP)
-            for stages in STAGES if has_product else (2, 4) if has_loop else ():
-                if near:
-                    found.append(Configuration(tuple(blocks.items()), warps, stages))
-            if not has_loop and near:
-                found.append(Configuration(tuple(blocks.items()), warps, current.stages))
+            if near and is_spread(facts, blocks, warps, current.warps):
+                found += [Configuration(tuple(blocks.items()), warps, count) for count in stages]
     unique = list(dict.fromkeys(found))
     most = facts.most_configs
     if len(unique) > most:

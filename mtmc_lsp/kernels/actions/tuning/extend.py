@@ -13,6 +13,7 @@ from mtmc_lsp.kernels.actions.signatures import module_prefix
 from mtmc_lsp.kernels.actions.tuning.blocks import ORDERED
 from mtmc_lsp.kernels.actions.tuning.computed import computed_configurations
 from mtmc_lsp.kernels.actions.tuning.configuration import EXPECTED, OPTIONS, Configuration
+from mtmc_lsp.kernels.actions.tuning.pruning import is_spread, stages_matter
 from mtmc_lsp.kernels.repairs.site import Edit
 from mtmc_lsp.source.lint.kernel import argument
 from mtmc_lsp.source.syntax import field, line_of, line_start, text_of, walk
@@ -109,11 +110,13 @@ def _further(facts: Facts, known: Sequence[Configuration]) -> list[Configuration
     present = next((item for item in known if _is_launched(item, facts)), known[0])
     present = replace(present, warps=launch.num_warps, stages=launch.num_stages) if present in known else present
     centres = [present, *(item for item in known if item.blocks != present.blocks)]
-    has_loop = any(node.type == "for_statement" for node in walk(facts.site.kernel.body))
+    has_stages = stages_matter(facts)
     found: list[Configuration] = []
     for centre in centres[:3]:
-        found += [replace(centre, warps=warps) for warps in (2 * centre.warps, centre.warps // 2)]
-        if has_loop:
+        warps = [2 * centre.warps, centre.warps // 2]
+        blocks = dict(centre.blocks)
+        found += [replace(centre, warps=n) for n in warps if is_spread(facts, blocks, n, centre.warps)]
+        if has_stages:
             found += [replace(centre, stages=stages) for stages in (centre.stages + 1, centre.stages - 1)]
         if facts.has_gpu:
             found += _other_blocks(facts, centre, known)
