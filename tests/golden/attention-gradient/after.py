@@ -451,13 +451,6 @@ def _is_differentiated(tangents) -> bool:
     )
 
 
-def _weak_references(*tensors):
-    """References that keep no tensor alive, each with the tensor's version."""
-    import weakref
-
-    return [(weakref.ref(t), t._version) for t in tensors]
-
-
 def _original_gradients(run, inputs, tangents, autocast=None):
     """Gradients by the original code, so that they can be differentiated again. Guards leave the calls in it to that
     code."""
@@ -585,7 +578,7 @@ class _AttentionAutograd(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, original):
         if original is not None:
-            ctx.original = original, _weak_references()
+            ctx.original = original
         attention_pass = attention_forward_triton if torch.compiler.is_compiling() else attention_forward
         out, row_max, log_total = attention_pass(q, k, v)
         ctx.save_for_backward(q, k, v, row_max, log_total, out)
@@ -603,7 +596,7 @@ class _AttentionAutograd(torch.autograd.Function):
     @staticmethod
     def original_gradients(ctx, tangents):
         """The gradients by the original code."""
-        original, references = ctx.original
+        original = ctx.original
         q, k, v, _, _, _ = ctx.saved_tensors
 
         def run(q, k, v):

@@ -349,13 +349,6 @@ def _is_differentiated(tangents) -> bool:
     )
 
 
-def _weak_references(*tensors):
-    """References that keep no tensor alive, each with the tensor's version."""
-    import weakref
-
-    return [(weakref.ref(t), t._version) for t in tensors]
-
-
 def _original_gradients(run, inputs, tangents, autocast=None):
     """Gradients by the original code, so that they can be differentiated again. Guards leave the calls in it to that
     code."""
@@ -482,7 +475,7 @@ class _LinearCrossEntropyAutograd(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, target, original):
         if original is not None:
-            ctx.original = original, _weak_references()
+            ctx.original = original
         linear_cross_entropy_pass = (
             linear_cross_entropy_forward_triton if torch.compiler.is_compiling() else linear_cross_entropy_forward
         )
@@ -504,7 +497,7 @@ class _LinearCrossEntropyAutograd(torch.autograd.Function):
     @staticmethod
     def original_gradients(ctx, tangents):
         """The gradients by the original code."""
-        original, references = ctx.original
+        original = ctx.original
         x, weight, target = ctx.saved_tensors
 
         def run(x, weight, target):
