@@ -105,6 +105,8 @@ _HELPER = '''class HELPER:
         names = [name for name, _ in given]
         if not tensors or len(arguments) > len(self.names) or len({*names}) < len(names):
             return None
+        if not all(map(str.isidentifier, names)):
+            return None
         addresses = " | ".join(f"(of_{name} := {name}.data_ptr())" for name in tensors)
         bound = ", ".join(str(values[name]) for name in self.names)
         key = ", ".join([FIRST_KEY*keys])

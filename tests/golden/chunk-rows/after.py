@@ -90,6 +90,37 @@ def linear_cross_entropy_sub_kernel(
     tl.store(sub_ptr + rows * n_cols + cols, where - tl.exp(mm - amax - log) * row_sum, mask=row_mask & col_mask)
 
 
+_ACCEPTED = {}
+
+
+def _are_like_accepted(guard, tensors) -> bool:
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
+
+    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
+    """
+    # Torch's function ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+        return False
+    for device, accepted in _ACCEPTED.get(guard, ()):
+        if accepted.check(*tensors):
+            return (
+                device == torch.cuda.current_device()
+                and torch.autograd.forward_ad._current_level < 0
+                and not torch._C._is_tracing()
+                and not torch._C._are_functorch_transforms_active()
+                and not torch._C._len_torch_dispatch_stack()
+            )
+    return False
+
+
+def _accept(guard, tensors) -> bool:
+    """Note that a guard accepts tensors like these, the newest first."""
+    if not torch.compiler.is_compiling():
+        like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
+    return True
+
+
 def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
@@ -214,16 +245,23 @@ def linear_cross_entropy_fits(x, weight, target) -> bool:
     ):
         return False
     tensors = (x, weight, target)
+    if not (
+        _are_like_accepted("linear_cross_entropy_fits", tensors)
+        or (
+            _is_plain_gpu_call(tensors)
+            and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
+            and weight.dtype == torch.float32 and weight.ndim == 2 and weight.shape[1] == x.shape[1]
+            and weight.is_contiguous() and weight.numel() > 0
+            and target.dtype == torch.int64 and target.ndim == 1 and target.shape[0] == x.shape[0]
+            and target.is_contiguous()
+            and weight.shape[0] <= 16384
+            and _accept("linear_cross_entropy_fits", tensors)
+        )
+    ):
+        return False
     return (
-        _is_plain_gpu_call(tensors)
-        and not torch.is_autocast_enabled()
+        not torch.is_autocast_enabled()
         and (not torch.compiler.is_compiling() or torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
-        and weight.dtype == torch.float32 and weight.ndim == 2 and weight.shape[1] == x.shape[1]
-        and weight.is_contiguous() and weight.numel() > 0
-        and target.dtype == torch.int64 and target.ndim == 1 and target.shape[0] == x.shape[0]
-        and target.is_contiguous()
-        and weight.shape[0] <= 16384
     )
 
 
@@ -317,6 +355,8 @@ class _DirectLaunches:
             values[name] = name
         names = [name for name, _ in given]
         if not tensors or len(arguments) > len(self.names) or len({*names}) < len(names):
+            return None
+        if not all(map(str.isidentifier, names)):
             return None
         addresses = " | ".join(f"(of_{name} := {name}.data_ptr())" for name in tensors)
         bound = ", ".join(str(values[name]) for name in self.names)

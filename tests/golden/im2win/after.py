@@ -144,6 +144,37 @@ def conv_relu_out_kernel(
     )
 
 
+_ACCEPTED = {}
+
+
+def _are_like_accepted(guard, tensors) -> bool:
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
+
+    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
+    """
+    # Torch's function ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+        return False
+    for device, accepted in _ACCEPTED.get(guard, ()):
+        if accepted.check(*tensors):
+            return (
+                device == torch.cuda.current_device()
+                and torch.autograd.forward_ad._current_level < 0
+                and not torch._C._is_tracing()
+                and not torch._C._are_functorch_transforms_active()
+                and not torch._C._len_torch_dispatch_stack()
+            )
+    return False
+
+
+def _accept(guard, tensors) -> bool:
+    """Note that a guard accepts tensors like these, the newest first."""
+    if not torch.compiler.is_compiling():
+        like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
+    return True
+
+
 def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
@@ -268,24 +299,31 @@ def conv_relu_fits(x, w) -> bool:
     ):
         return False
     tensors = (x, w)
+    if not (
+        _are_like_accepted("conv_relu_fits", tensors)
+        or (
+            _is_plain_gpu_call(tensors)
+            and x.dtype == torch.float16 and x.ndim == 4 and x.shape[1] == 3 and x.is_contiguous() and x.numel() > 0
+            and w.dtype == torch.float16 and w.shape == (6, 3, 5, 3) and w.is_contiguous()
+            and x.shape[2] % 3 == 1 and x.shape[2] >= 3
+            and x.shape[3] % 2 == 1 and x.shape[3] >= 2
+            and 48 * x.shape[0] * (x.shape[2] // 3) * (x.shape[3] // 2)
+            + 72 * x.shape[0] * (x.shape[2] // 3)
+            + 48 * x.shape[0] * (x.shape[3] // 2)
+            + 72 * x.shape[0]
+            < 2147483648
+            and 6 * x.shape[0] * (x.shape[2] // 3) * (x.shape[3] // 2)
+            + 6 * x.shape[0] * (x.shape[2] // 3)
+            + 6 * x.shape[0] * (x.shape[3] // 2)
+            + 6 * x.shape[0]
+            < 2147483648
+            and _accept("conv_relu_fits", tensors)
+        )
+    ):
+        return False
     return (
-        _is_plain_gpu_call(tensors)
-        and not torch.is_autocast_enabled()
+        not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float16 and x.ndim == 4 and x.shape[1] == 3 and x.is_contiguous() and x.numel() > 0
-        and w.dtype == torch.float16 and w.shape == (6, 3, 5, 3) and w.is_contiguous()
-        and x.shape[2] % 3 == 1 and x.shape[2] >= 3
-        and x.shape[3] % 2 == 1 and x.shape[3] >= 2
-        and 48 * x.shape[0] * (x.shape[2] // 3) * (x.shape[3] // 2)
-        + 72 * x.shape[0] * (x.shape[2] // 3)
-        + 48 * x.shape[0] * (x.shape[3] // 2)
-        + 72 * x.shape[0]
-        < 2147483648
-        and 6 * x.shape[0] * (x.shape[2] // 3) * (x.shape[3] // 2)
-        + 6 * x.shape[0] * (x.shape[2] // 3)
-        + 6 * x.shape[0] * (x.shape[3] // 2)
-        + 6 * x.shape[0]
-        < 2147483648
     )
 
 
@@ -379,6 +417,8 @@ class _DirectLaunches:
             values[name] = name
         names = [name for name, _ in given]
         if not tensors or len(arguments) > len(self.names) or len({*names}) < len(names):
+            return None
+        if not all(map(str.isidentifier, names)):
             return None
         addresses = " | ".join(f"(of_{name} := {name}.data_ptr())" for name in tensors)
         bound = ", ".join(str(values[name]) for name in self.names)

@@ -59,6 +59,37 @@ def linear_gelu_kernel(
     tl.store(out_ptr + m * N + n, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=m_mask & n_mask)
 
 
+_ACCEPTED = {}
+
+
+def _are_like_accepted(guard, tensors) -> bool:
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
+
+    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
+    """
+    # Torch's function ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+        return False
+    for device, accepted in _ACCEPTED.get(guard, ()):
+        if accepted.check(*tensors):
+            return (
+                device == torch.cuda.current_device()
+                and torch.autograd.forward_ad._current_level < 0
+                and not torch._C._is_tracing()
+                and not torch._C._are_functorch_transforms_active()
+                and not torch._C._len_torch_dispatch_stack()
+            )
+    return False
+
+
+def _accept(guard, tensors) -> bool:
+    """Note that a guard accepts tensors like these, the newest first."""
+    if not torch.compiler.is_compiling():
+        like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
+    return True
+
+
 def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
@@ -183,17 +214,24 @@ def linear_gelu_fits(x, w, bias) -> bool:
     ):
         return False
     tensors = (x, w, bias)
+    if not (
+        _are_like_accepted("linear_gelu_fits", tensors)
+        or (
+            _is_plain_gpu_call(tensors)
+            and x.dtype == torch.float16 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
+            and w.dtype == torch.float16 and w.ndim == 2 and w.shape[1] == x.shape[1] and w.is_contiguous()
+            and w.numel() > 0
+            and bias.dtype == torch.float16 and bias.ndim == 1 and bias.shape[0] == w.shape[0] and bias.is_contiguous()
+            and x.shape[1] * x.shape[0] < 2147483648
+            and x.shape[1] * w.shape[0] < 2147483648
+            and x.shape[0] * w.shape[0] < 2147483648
+            and _accept("linear_gelu_fits", tensors)
+        )
+    ):
+        return False
     return (
-        _is_plain_gpu_call(tensors)
-        and not torch.is_autocast_enabled()
+        not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float16 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
-        and w.dtype == torch.float16 and w.ndim == 2 and w.shape[1] == x.shape[1] and w.is_contiguous()
-        and w.numel() > 0
-        and bias.dtype == torch.float16 and bias.ndim == 1 and bias.shape[0] == w.shape[0] and bias.is_contiguous()
-        and x.shape[1] * x.shape[0] < 2147483648
-        and x.shape[1] * w.shape[0] < 2147483648
-        and x.shape[0] * w.shape[0] < 2147483648
     )
 
 
@@ -287,6 +325,8 @@ class _DirectLaunches:
             values[name] = name
         names = [name for name, _ in given]
         if not tensors or len(arguments) > len(self.names) or len({*names}) < len(names):
+            return None
+        if not all(map(str.isidentifier, names)):
             return None
         addresses = " | ".join(f"(of_{name} := {name}.data_ptr())" for name in tensors)
         bound = ", ".join(str(values[name]) for name in self.names)

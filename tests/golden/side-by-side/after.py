@@ -78,6 +78,37 @@ def scores_out_0_and_out_1_kernel(
         scores_out_1_kernel(pid - end_1, key_ptr, out_1_ptr, n_cols_2, BLOCK_2)
 
 
+_ACCEPTED = {}
+
+
+def _are_like_accepted(guard, tensors) -> bool:
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
+
+    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
+    """
+    # Torch's function ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+        return False
+    for device, accepted in _ACCEPTED.get(guard, ()):
+        if accepted.check(*tensors):
+            return (
+                device == torch.cuda.current_device()
+                and torch.autograd.forward_ad._current_level < 0
+                and not torch._C._is_tracing()
+                and not torch._C._are_functorch_transforms_active()
+                and not torch._C._len_torch_dispatch_stack()
+            )
+    return False
+
+
+def _accept(guard, tensors) -> bool:
+    """Note that a guard accepts tensors like these, the newest first."""
+    if not torch.compiler.is_compiling():
+        like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
+    return True
+
+
 def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
@@ -202,13 +233,20 @@ def scores_fits(query, key) -> bool:
     ):
         return False
     tensors = (query, key)
+    if not (
+        _are_like_accepted("scores_fits", tensors)
+        or (
+            _is_plain_gpu_call(tensors)
+            and query.dtype == torch.float32 and query.ndim == 2 and query.is_contiguous() and query.numel() > 0
+            and key.dtype == torch.float32 and key.ndim == 2 and key.is_contiguous() and key.numel() > 0
+            and query.shape[1] <= 4096
+            and _accept("scores_fits", tensors)
+        )
+    ):
+        return False
     return (
-        _is_plain_gpu_call(tensors)
-        and not torch.is_autocast_enabled()
+        not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and query.dtype == torch.float32 and query.ndim == 2 and query.is_contiguous() and query.numel() > 0
-        and key.dtype == torch.float32 and key.ndim == 2 and key.is_contiguous() and key.numel() > 0
-        and query.shape[1] <= 4096
     )
 
 
@@ -302,6 +340,8 @@ class _DirectLaunches:
             values[name] = name
         names = [name for name, _ in given]
         if not tensors or len(arguments) > len(self.names) or len({*names}) < len(names):
+            return None
+        if not all(map(str.isidentifier, names)):
             return None
         addresses = " | ".join(f"(of_{name} := {name}.data_ptr())" for name in tensors)
         bound = ", ".join(str(values[name]) for name in self.names)
