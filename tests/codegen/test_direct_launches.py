@@ -220,6 +220,14 @@ def test_arguments_by_keyword_have_their_versions(module: ModuleType, launches: 
     assert launches.searches == 2 and len(launches) == 4
 
 
+def test_names_that_are_no_identifiers_are_never_evaluated(module: ModuleType, launches: Launches) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    given = (torch.ones(64), torch.ones(64), 50, 2.0)
+    name = "num_warps, __import__('os')"
+    assert direct.form_of(given, {"BLOCK": 32, "EVEN": True}) is not None
+    assert direct.form_of(given, {"BLOCK": 32, "EVEN": True, name: 4}) is None
+
+
 FURTHER = {"EVEN": st.sampled_from([False, True, 0, 1, 0.0, -0.0, 1.0])}
 
 
