@@ -9,11 +9,12 @@ take little more than their fixed time. Everything that the host does in a call 
 launch ends where Triton's launcher would call the driver, the allocator is that of the CPU, and the backward pass runs in the
 thread of the caller. On the host of a GPU, the driver adds some microseconds to each launch.
 
-``launches`` counts kernels, ``calls`` the operations of torch that stay in both passes (without views and allocations), and
-``eager calls`` those of eager mode. The other columns are microseconds a call, the least mean of many short batches: the whole
-call with its backward pass, the same by eager mode on the same tensors, and the parts of the generated code, each measured
-alone. ``autograd`` is the rest of the call: ``torch.autograd.Function``, the engine, and saved tensors. Compare columns of one
-machine that does nothing else.
+``launches`` counts kernels, ``calls`` the operations of torch that stay in both passes (without views and allocations),
+``eager calls`` those of eager mode, ``tensors`` the allocations in both passes, and ``bytecodes`` the instructions of Python in
+a call, torch's included. These numbers do not depend on the machine. The other columns are microseconds a call, the least mean
+of many short batches: the whole call with its backward pass, the same by eager mode on the same tensors, and the parts of the
+generated code, each measured alone. ``autograd`` is the rest of the call: ``torch.autograd.Function``, the engine, and saved
+tensors. Compare columns of one machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -45,7 +46,20 @@ from mtmc_lsp.search.greedy import GreedySearch
 LARGEST = (8, 32, 128)
 """The largest sizes of a dimension that has a name: the first that the guard accepts."""
 BATCH_SECONDS, BATCHES = 0.01, 60
-COLUMNS = ("launches", "calls", "eager calls", "call", "eager", "guard", "forward", "backward", "launch", "autograd")
+COLUMNS = (
+    "launches",
+    "calls",
+    "eager calls",
+    "tensors",
+    "bytecodes",
+    "call",
+    "eager",
+    "guard",
+    "forward",
+    "backward",
+    "launch",
+    "autograd",
+)
 ALLOCATIONS = frozenset("empty new_empty empty_like empty_strided new_empty_strided lift_fresh _reshape_alias".split())
 """Operations of torch that launch nothing, besides views."""
 KEPT = (ActionKind.FUSE,)
@@ -107,22 +121,43 @@ def least_us(run: Callable[[], Any]) -> float:
     return min(means) * 1e6
 
 
-def count_calls(run: Callable[[], Any]) -> int:
-    """The operations of torch below autograd that a call makes, without views and allocations."""
+def count_calls(run: Callable[[], Any]) -> tuple[int, int]:
+    """The operations of torch below autograd that a call makes without views and allocations, and the allocations."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     counted: list[str] = []
+    allocated: list[str] = []
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.__name__.partition(".")[0]
-            if not func.is_view and name not in VIEWS | ALLOCATIONS:
+            if name.startswith(("empty", "new_empty")):
+                allocated.append(name)
+            elif not func.is_view and name not in VIEWS | ALLOCATIONS:
                 counted.append(name)
             return func(*args, **(kwargs or {}))
 
     with Counting():
         run()
-    return len(counted)
+    return len(counted), len(allocated)
+
+
+def count_bytecodes(run: Callable[[], Any]) -> int:
+    """The instructions that Python executes in a call."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+    return count
 
 
 class Recorded:
@@ -208,14 +243,18 @@ def measure(captured: Capture, user: str, text: str, largest: int, *, profile: b
     direct.launch = launch
     if not launches:
         return {}
-    result = {"launches": float(len(launches)), "eager calls": float(count_calls(runs["eager"]))}
+    result = {"launches": float(len(launches)), "eager calls": float(count_calls(runs["eager"])[0])}
     for part in recorded.values():
         part.restore()
-    result["calls"] = 0.0
+    result["calls"] = result["tensors"] = 0.0
     with kept_tables(version), torch.no_grad():
         for part in (recorded[name] for name in ("forward", "backward") if name in recorded):
             if part.count:
-                result["calls"] += count_calls(lambda part=part: part.function(*part.arguments, **part.named))  # type: ignore[misc]
+                counts = count_calls(lambda part=part: part.function(*part.arguments, **part.named))  # type: ignore[misc]
+                result["calls"] += counts[0]
+                result["tensors"] += counts[1]
+    runs["call"]()  # after the counting, which changes what guards and launches keep
+    result["bytecodes"] = float(count_bytecodes(runs["call"]))
     result |= {part: item.us() for part, item in recorded.items()}
     result["launch"] = least_us(lambda: [launch(kernel, *arguments) for kernel, arguments in launches])
     result |= {name: least_us(run) for name, run in runs.items()}

@@ -12,12 +12,14 @@ TENSORS = "tensors"
 """The guard's variable for all tensors of the call."""
 DISPATCH = "# mtmc: dispatch"
 """The mark at the end of the first line of a dispatch statement."""
+ACCEPTED = "_are_like_accepted("
+"""The start of a condition that stands for all others of the tensors."""
 SUFFIX = "_fits"
 """The end of the name of every generated guard."""
 MODULE = "user_module"
 """The variable of generated code in another file for the module of the user's file."""
 COMMON = (
-    MODULE, "_up_to_date", "_is_plain_gpu_call", "_is_unchanged_module", "_has_class(", "_has_captured_hooks",
+    MODULE, "_up_to_date", "_is_plain_gpu_call", "_accept(", "_is_unchanged_module", "_has_class(", "_has_captured_hooks",
     "_do_not_overlap", "type(self)", "not torch.is_autocast_enabled", "is_grad_enabled", ".numel() > 0",
 )  # fmt: skip
 """Parts of conditions that every guard has; of these only a summary is shown."""
@@ -154,5 +156,7 @@ def _terms(condition: ast.expr) -> Iterator[ast.expr]:
     if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
         for term in condition.values:
             yield from _terms(term)
+    elif isinstance(condition, ast.BoolOp) and ast.unparse(condition.values[0]).startswith(ACCEPTED):
+        yield from _terms(condition.values[-1])
     else:
         yield condition

@@ -1,14 +1,15 @@
-"""Blanks functions of generated guards before a text is scanned: those that compare source code, settings and numbers.
+"""Blanks helpers of generated code before a text is scanned: those that compare source code, settings and numbers, or launch.
 
-They use ``inspect`` and ``sys.modules`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be
-safe is blanked: the fixed functions that compare source code or read a setting of torch, comparisons without other effects,
-and attempts at pure arithmetic.
+They use ``inspect``, ``sys.modules`` and ``eval`` and handle exceptions, which no candidate may do otherwise. Only text that is
+known to be safe is blanked: the fixed functions that compare source code or read a setting of torch, comparisons without other
+effects, attempts at pure arithmetic, and the helper of launches, which evaluates text about the names of parameters.
 """
 
 from __future__ import annotations
 
 import ast
 
+from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, HAVE_NUMBER_TYPES, TF32_HELPERS
 from mtmc_lsp.codegen.module.up_to_date import CODE_HELPERS, IS_UNCHANGED_CODE
 from mtmc_lsp.codegen.standalone import LOOK_UP, LOOK_UP_SOURCE
@@ -37,7 +38,11 @@ def without_generated_checks(source: str) -> str:
     except SyntaxError:
         return source
     helpers = [GUARD_HELPERS[name].strip() for name in TF32_HELPERS.values()]
-    helpers += [CODE_HELPERS.strip(), *([number_check] if _attempts_only_arithmetic(tree) else [])]
+    helpers += [
+        DIRECT_LAUNCHES.strip(),
+        CODE_HELPERS.strip(),
+        *([number_check] if _attempts_only_arithmetic(tree) else []),
+    ]
     helpers += [LOOK_UP_SOURCE.strip()] if _looks_up_only_itself(tree) else []
     for helper in helpers:
         source = source.replace(helper, "\n" * helper.count("\n"))

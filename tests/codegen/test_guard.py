@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -166,6 +168,69 @@ def test_traced_and_transformed_calls_run_the_original_code(optimised: ModuleTyp
     assert accepted == [False] * 5
 
 
+class Marked(torch.nn.Parameter):
+    """A parameter class of some library."""
+
+
+def _column_major(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+OTHER_TENSORS: dict[str, Callable[[torch.Tensor], object]] = {
+    "another dtype": lambda x: x.double(),
+    "another size": lambda x: torch.ones(3, 17),
+    "another layout": _column_major,
+    "no rows": lambda x: x[:0],
+    "one more dimension": lambda x: x[None],
+    "sparse": lambda x: x.to_sparse(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+    "a negated view": torch._neg_view,
+    "another device": lambda x: x.to("meta"),
+    "a subclass": lambda x: Marked(x, requires_grad=False),
+    "no tensor": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("change", OTHER_TENSORS)
+def test_other_tensors_are_refused_after_an_accepted_call(optimised: ModuleType, change: str) -> None:
+    item, x = block(optimised), torch.ones(3, 16)
+    other = OTHER_TENSORS[change](x)
+    for _ in range(2):
+        assert fits(optimised, item, x)
+        if other is None:
+            assert not optimised.block_fits(item, None, low=float("-inf"), k=2, dims=(0, -1))
+        else:
+            assert not fits(optimised, item, other)
+
+
+def test_tensors_like_those_of_an_accepted_call_are_compared_in_one_step(
+    optimised: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    in_full = optimised._is_plain_gpu_call
+    monkeypatch.setattr(optimised, "_is_plain_gpu_call", lambda tensors: checked.append(1) or in_full(tensors))
+    item = block(optimised)
+    for rows in (21, 22, 21, 22):
+        assert fits(optimised, item, torch.ones(rows, 16))
+    assert len(checked) == 2
+    item.scale.weight = nn.Parameter(torch.ones(8), requires_grad=False)
+    assert not fits(optimised, item, torch.ones(21, 16)), "another parameter of the module"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not optimised._are_like_accepted("block_fits", (torch.ones(21, 16),) * 3)
+
+
+def test_an_accepted_call_keeps_no_tensor_alive(optimised: ModuleType) -> None:
+    x = torch.ones(33, 16)
+    assert fits(optimised, block(optimised), x)
+    reference = weakref.ref(x)
+    del x
+    gc.collect()
+    assert reference() is None
+    for rows in range(40, 60):
+        assert fits(optimised, block(optimised), torch.ones(rows, 16))
+    assert len(optimised._ACCEPTED["block_fits"]) == 8
+
+
 def test_a_second_target_of_a_file_is_verified_too(checker: Checker) -> None:
     """Its guard shares lines with the first target's guard, which must stay unchanged."""
     both = f"{TEXT}\n\n# mtmc: x=f32[B,16] B=4\ndef other(x):\n    return x.exp() + 1\n"
@@ -221,10 +286,6 @@ def test_a_network_guard_looks_up_each_module_once_and_returns_the_tensors(check
             change(other)
             assert module.model_fits(other, x) is None, change
             assert other(x).shape == x.shape, "its own code runs"
-
-
-class Marked(torch.nn.Parameter):
-    """A parameter class of some library."""
 
 
 def _plain_weight(model: Any) -> None:

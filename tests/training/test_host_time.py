@@ -45,4 +45,4 @@ def test_the_parts_of_a_call_are_measured_with_its_launches(tmp_path: Path, name
     launches = (code / f"target.{name}.py").read_text().count("_kernel[")
     assert numbers["launches"] == launches > 0
     assert ("backward" in numbers) is (name == "scaled")
-    assert all(numbers[part] > 0 for part in ("call", "eager", "guard", "forward", "launch"))
+    assert all(numbers[part] > 0 for part in ("bytecodes", "tensors", "call", "eager", "guard", "forward", "launch"))

@@ -9,6 +9,7 @@ import pytest
 from mtmc_lsp.actions.fuse import sites
 from mtmc_lsp.capture.neutral_operations import earlier_tensor
 from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.codegen.module.launchers.views import View, without_views
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
@@ -23,6 +24,7 @@ def f(x, first, second):
     return F.linear(torch.tanh(F.linear(x, first)), second)
 """
 
+VIEW_OR_PRODUCT = r"\.(view|transpose|t|unsqueeze|expand|permute|slice|select|mm)\."
 TORCH_CALL = re.compile(r" = torch\.(?!empty|sum\()")
 
 
@@ -59,6 +61,41 @@ def test_what_a_kernel_does_not_read_is_no_launch(checker: Checker, what: str) -
     launcher = candidate.source.partition("def f_launch(")[2]
     assert operation not in launcher
     assert checker.first_failure(capture, candidate, [Case(dict(capture.graph.sizes), "normal", 0)]) == ""
+
+
+VIEWED = {
+    "of arguments": ("return x.transpose(0, 1) * w[:, None, None].expand(8, 6, 4)", ""),
+    "that start elsewhere": ("return x[:, 1:] * w[2]", "slice|select|w\\[|x\\["),
+    "that are returned": ("y = x.transpose(0, 1)\n    return y * 2, y", "transpose"),
+}
+
+
+@pytest.mark.parametrize("what", VIEWED)
+def test_views_that_only_kernels_read_are_left_out_if_they_start_where_their_tensor_does(
+    checker: Checker, what: str
+) -> None:
+    statement, kept = VIEWED[what]
+    capture = checker.capture(f"{HEAD}# mtmc: x=f32[6,8,4] w=f32[8]\ndef f(x, w):\n    {statement}\n")
+    others = [node.name for node in capture.graph.nodes if not re.search(VIEW_OR_PRODUCT, node.op)]
+    candidate = with_kernel(capture, start(capture), others)
+    launcher = candidate.source.partition("def f_launch(")[2].partition("\n\n")[0]
+    assert "_kernel[" in launcher
+    views = r"\.(?:view|transpose|t|unsqueeze|expand|permute)\(|\w+\["
+    assert bool(re.findall(views, launcher.replace("_kernel[", ""))) is bool(kept), launcher
+    assert not kept or re.search(kept, launcher)
+    assert checker.first_failure(capture, candidate, [Case(dict(capture.graph.sizes), "normal", 0)]) == ""
+
+
+def test_a_view_is_left_out_with_those_that_it_is_based_on() -> None:
+    views = {
+        "a": View("a = x.view(4, 6)", "x"),
+        "b": View("b = a.t()", "a"),
+        "c": View("c = x.expand(2, 4)", "x"),
+    }
+    lines = [*(view.statement for view in views.values()), "kernel[(1,)](b, c, out)", "total = torch.sum(c)"]
+    left = without_views(lines, views, {"b": 1, "c": 1, "out": 1}, "")
+    assert left == ["c = x.expand(2, 4)", "kernel[(1,)](x, c, out)", "total = torch.sum(c)"]
+    assert without_views(lines, views, {"b": 1, "c": 1}, "return b") == lines
 
 
 def test_only_a_transposition_back_and_views_that_change_nothing_are_an_earlier_tensor(checker: Checker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS, HAVE_NUMBER_TYPES
 from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
@@ -35,6 +36,14 @@ def test_a_check_that_does_anything_else_is_scanned_like_all_code(change: tuple[
     text = write_check("f_up_to_date", DEPENDENCIES)
     assert change[0] in text
     assert failed(f"import torch\n\n\n{text.replace(*change)}")
+
+
+def test_the_helper_of_launches_passes_the_scan_and_a_changed_one_does_not() -> None:
+    text = f"import torch\nimport triton\n\n\n{DIRECT_LAUNCHES}"
+    assert "return eval(" in text
+    assert failed(text) == []
+    assert "calls eval" in failed(text.replace("if not all(map(str.isidentifier, names)):", "if False:"))[0]
+    assert "calls eval" in failed(f"{text}\n\neval('1')\n")[0]
 
 
 NUMBERS = GUARD_HELPERS[HAVE_NUMBER_TYPES]

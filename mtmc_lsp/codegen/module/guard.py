@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from mtmc_lsp.codegen.kernel.snippets import call_text, joined
 from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
 from mtmc_lsp.codegen.module.guard_helpers import (
+    ACCEPT,
     ALIGNED,
+    ARE_ACCEPTED,
     HAS_CAPTURED_HOOKS,
     HAS_CLASS,
     HAS_ITEMS,
@@ -132,19 +134,21 @@ def write_guard(
     structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
     # Some classes of tensors raise in further conditions, so this one comes first.
-    conditions = [f"{PLAIN_CALL}(tensors)"]
-    conditions += _autocast_conditions(graph)
+    of_tensors = [f"{PLAIN_CALL}(tensors)"]
+    of_tensors += _group_checks(group_inputs or (), names)
+    of_tensors += _shapes(graph, names, texts, exact, group_inputs)
+    of_tensors += [binding.condition for binding in size_bindings.values() if binding.condition]
+    of_sizes = [*graph.conditions, *limits]
+    of_tensors += [rename_symbols(text, texts) for text in of_sizes if names_in(text) <= texts.keys()]
+    conditions = _autocast_conditions(graph)
     conditions += [f"{TF32_HELPERS[library]}()" for library in tf32]
     conditions += _gradient_conditions(graph, tensors, trained, traced)
-    conditions += _group_checks(group_inputs or (), names)
-    conditions += _shapes(graph, names, texts, exact, group_inputs)
     conditions += _inspected_only(graph, texts)
     conditions += _no_overlap(graph, names)
-    conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
     conditions += [f"isinstance({access}, bool)" for access in graph.free_flags]
     conditions += number_conditions(graph)
-    conditions += [rename_symbols(text, texts) for text in (*graph.conditions, *limits)]
+    conditions += [rename_symbols(text, texts) for text in of_sizes if not names_in(text) <= texts.keys()]
     if uses_atomics:
         # Code that only requests warnings may use non-deterministic operations. torch.compile can trace this form.
         warns_only = "torch.is_deterministic_algorithms_warn_only_enabled()"
@@ -157,13 +161,24 @@ def write_guard(
     as_tuple = returns_tensors(graph)
     result = f"(\n        {body}\n    )"
     returned = f"tensors if {result} else None" if as_tuple else result
-    text = f"{structure_checks}    tensors = {tensor_tuple}\n    return {returned}\n"
+    tensor_checks = _tensor_checks(name, of_tensors, "None" if as_tuple else "False")
+    text = f"{structure_checks}    tensors = {tensor_tuple}\n{tensor_checks}    return {returned}\n"
     accesses = [item.access for item in graph.modules] + [names[item.name] for item in graph.inputs]
     summary = "The launcher's arguments, or None if the original code must run" if as_tuple else GUARD_SUMMARY
     return (
         f"@{REPORTED}\ndef {call_text(name, parameters)}{'' if as_tuple else ' -> bool'}:\n"
         f'    """{summary}."""\n'
         f"{cache_lookups(text, accesses, parameters, _stores(graph) if as_tuple else {})}"
+    )
+
+
+def _tensor_checks(guard: str, conditions: Sequence[str], refused: str) -> str:
+    """The statement that checks the tensors, in one step if they are like those of an accepted call."""
+    key = f'("{guard}", tensors)'
+    checked = "\n            and ".join([*dict.fromkeys(conditions), f"{ACCEPT}{key}"])
+    return (
+        f"    if not (\n        {ARE_ACCEPTED}{key}\n        or (\n            {checked}\n        )\n    ):\n"
+        f"        return {refused}\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PLAIN_CALL = "_is_plain_gpu_call"
+ARE_ACCEPTED, ACCEPT = "_are_like_accepted", "_accept"
 IS_UNCHANGED_MODULE = "_is_unchanged_module"
 HAS_CLASS = "_has_class"
 HAS_CAPTURED_HOOKS = "_has_captured_hooks"
@@ -29,6 +30,35 @@ GUARD_HELPERS = {
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:
         return torch.backends.cudnn.conv.fp32_precision == "tf32"
+''',
+    ARE_ACCEPTED: '''_ACCEPTED = {}
+
+
+def _are_like_accepted(guard, tensors) -> bool:
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
+
+    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
+    """
+    # Torch's function ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+        return False
+    for device, accepted in _ACCEPTED.get(guard, ()):
+        if accepted.check(*tensors):
+            return (
+                device == torch.cuda.current_device()
+                and torch.autograd.forward_ad._current_level < 0
+                and not torch._C._is_tracing()
+                and not torch._C._are_functorch_transforms_active()
+                and not torch._C._len_torch_dispatch_stack()
+            )
+    return False
+''',
+    ACCEPT: '''def _accept(guard, tensors) -> bool:
+    """Note that a guard accepts tensors like these, the newest first."""
+    if not torch.compiler.is_compiling():
+        like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
+    return True
 ''',
     ALIGNED: '''def _are_aligned(tensors) -> bool:
     """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""

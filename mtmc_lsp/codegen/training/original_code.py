@@ -29,11 +29,12 @@ HELPERS = {
         or any([t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tangents])
     )
 ''',
-    REFERENCES: f'''def {REFERENCES}(*tensors):
-    """References that keep no tensor alive, each with the tensor's version."""
-    import weakref
+    REFERENCES: f'''from weakref import ref as _weak_reference  # noqa: E402
 
-    return [(weakref.ref(t), t._version) for t in tensors]
+
+def {REFERENCES}(*tensors):
+    """References that keep no tensor alive, each with the tensor's version."""
+    return [(_weak_reference(t), t._version) for t in tensors]
 ''',
     REFERENCED: f'''def {REFERENCED}(references, target):
     """The tensors of weak references, as they were."""
@@ -85,7 +86,8 @@ class OriginalCode:
     def lines_of_forward(self) -> list[str]:
         """Statements that keep what the call needs."""
         unsaved = [name for name in self._inputs if name not in self.saved]
-        kept = [ORIGINAL, f"{REFERENCES}({', '.join(unsaved)})", *self.launcher.number_names.values()]
+        kept = [ORIGINAL, *([f"{REFERENCES}({', '.join(unsaved)})"] if unsaved else [])]
+        kept += self.launcher.number_names.values()
         return [f"if {ORIGINAL} is not None:", f"    ctx.{ORIGINAL} = {', '.join(kept)}"]
 
     def check(self, tangents: Sequence[str]) -> list[str]:
@@ -100,7 +102,8 @@ class OriginalCode:
         """The method that computes the gradients."""
         inputs, numbers = self._inputs, list(self.launcher.number_names.values())
         unsaved = [name for name in inputs if name not in self.saved]
-        lines = [f"{', '.join([ORIGINAL, 'references', *numbers])} = ctx.{ORIGINAL}"]
+        kept = [ORIGINAL, *(["references"] if unsaved else []), *numbers]
+        lines = [f"{', '.join(kept)} = ctx.{ORIGINAL}"]
         if self.saved:
             saved = [name if name in inputs else "_" for name in self.saved]
             lines.append(f"{', '.join(saved)}{',' * (len(saved) == 1)} = ctx.saved_tensors")

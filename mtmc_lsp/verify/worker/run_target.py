@@ -372,6 +372,7 @@ class LaunchCount:
         self.threads: set[int] = set()
         """The threads that launched them."""
         self._executes, self._disabled = True, ""
+        self._local = _thread._local()
 
     @contextlib.contextmanager
     def counting(self, *, executes: bool = True, disabled: str = "") -> Iterator[None]:
@@ -381,36 +382,42 @@ class LaunchCount:
         from triton.compiler import CompiledKernel
         from triton.runtime.jit import JITFunction
 
-        patched: list[tuple[Any, str, Callable[[Any], Any]]] = [
-            (JITFunction, "run", self._counted),
-            (CompiledKernel, "__getitem__", self._returns_counted),
-            (interpreter.GridExecutor, "__call__", self._counted),
-        ]
-        originals = [getattr(kind, name) for kind, name, _ in patched]
-        for (kind, name, replace), original in zip(patched, originals, strict=True):
-            setattr(kind, name, stand_in(replace(original), original))
+        run, launcher, interpreted = JITFunction.run, CompiledKernel.run, interpreter.GridExecutor.__call__
+        JITFunction.run = stand_in(self._counted(run), run)
+        getter = stand_in(lambda compiled: self._launcher_of(compiled, launcher), launcher.fget)
+        CompiledKernel.run = property(getter)
+        interpreter.GridExecutor.__call__ = stand_in(self._counted(interpreted), interpreted)
         try:
             yield
         finally:
-            for (kind, name, _), original in zip(patched, originals, strict=True):
-                setattr(kind, name, original)
+            JITFunction.run, CompiledKernel.run = run, launcher
+            interpreter.GridExecutor.__call__ = interpreted
 
-    def _returns_counted(self, original: Any) -> Any:
-        return lambda compiled, grid: self._counted(original(compiled, grid))
+    def _launcher_of(self, compiled: Any, launcher: Any) -> Any:
+        """What launches a compiled kernel; Triton's search for it was counted as the launch."""
+        launch = launcher.__get__(compiled)
+        if getattr(self._local, "searches", False):
+            return launch
+        return self._counted(lambda _, *args, **kwargs: launch(*args, **kwargs), compiled)
 
-    def _counted(self, original: Any) -> Any:
+    def _counted(self, original: Any, compiled: Any = None) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
+            if compiled is not None:
+                args = (compiled, *args)
             if not kwargs.get("warmup"):
                 self.count += 1
                 self.threads.add(_thread.get_ident())
                 self._on_launch()
-                # The launch of a compiled kernel is no method, so its name is unknown here.
-                name = str(getattr(getattr(args[0], "fn", None), "__name__", "")) if args else ""
+                name = str(getattr(getattr(args[0], "fn", None), "__name__", getattr(args[0], "name", "")))
                 self.kernels |= {name} - {""}
                 if not self._executes or (name and name == self._disabled):
                     return None
-            # The interpreter computes with torch, too: that is the kernel's arithmetic.
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                return original(*args, **kwargs)
+            searches, self._local.searches = getattr(self._local, "searches", False), True
+            try:
+                # The interpreter computes with torch, too: that is the kernel's arithmetic.
+                with _disable_current_modes(), torch._C.DisableTorchFunction():
+                    return original(*args, **kwargs)
+            finally:
+                self._local.searches = searches
 
         return run

@@ -14,6 +14,7 @@ from mtmc_lsp.codegen.module.direct_launches import launched_directly
 from mtmc_lsp.codegen.module.launchers.memory import FRESH, LauncherMemory
 from mtmc_lsp.codegen.module.launchers.operator import operator_lines
 from mtmc_lsp.codegen.module.launchers.signature import launch_signature
+from mtmc_lsp.codegen.module.launchers.views import SAME_START, View, without_views
 from mtmc_lsp.codegen.module.naming import value_name
 from mtmc_lsp.codegen.module.tables import TableFunction, table_function
 from mtmc_lsp.codegen.module.torch_calls import argument_text, torch_call
@@ -81,6 +82,8 @@ class Launcher(LauncherMemory):
             if _is_view(node):
                 source = self.variables[next(node.inputs())]
                 self._storage[name] = self._storage.get(source, source)
+                if node.word in SAME_START and kind.dtype == self.ir.graph.type_of(next(node.inputs())).dtype:
+                    self._views[name] = View(lines[-1], source)
 
     def _is_kept(self, node: Node) -> bool:
         """Whether the value is a table, which calls of the same sizes share; notes it."""
@@ -132,6 +135,8 @@ class Launcher(LauncherMemory):
             self.uses_seed = True
         arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
         self._read_by_kernels.update(arguments)
+        for argument in arguments:
+            self._kernel_arguments[argument] = self._kernel_arguments.get(argument, 0) + 1
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
         arguments += [self.output(ref, regions) for _, ref in kernel.outputs]
         arguments += [self.allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
@@ -222,6 +227,8 @@ class Launcher(LauncherMemory):
             prelude.append(f"{', '.join(tables.results)}{',' * (len(tables.results) == 1)} = {tables.call}")
         prelude += [f"{variable} = {text}" for text, variable in self._numbers.items()]
         parameters = [*self.parameters, *self.flags, *map(launched_directly, kernels)]
+        others = "\n".join([*prelude, *self._table_lines, *returned])
+        self.lines = without_views(self.lines, self._views, self._kernel_arguments, others)
         lines = [
             *(tables.source.split("\n") if tables is not None else []),
             *def_lines(name, parameters),

@@ -8,6 +8,7 @@ from mtmc_lsp.capture.neutral_operations import earlier_tensor
 from mtmc_lsp.codegen.kernel.kernel import Scratch
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR
 from mtmc_lsp.codegen.module.guard import bindings, size_text
+from mtmc_lsp.codegen.module.launchers.views import View
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
 from mtmc_lsp.core.graph import Ref, TensorType
@@ -111,6 +112,10 @@ class LauncherValues:
         """The variable of each value that a kernel has written so far."""
         self._overwritten: set[str] = set()
         """Products that a kernel overwrites."""
+        self._views: dict[str, View] = {}
+        """Views, by variable, that begin where the tensor begins on which they are based."""
+        self._kernel_arguments: dict[str, int] = {}
+        """How often each variable of a tensor is an argument of a kernel."""
         self._storage: dict[str, str] = {}
         """The variable of the tensor on which each view is based."""
 
