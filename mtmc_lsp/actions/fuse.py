@@ -10,7 +10,7 @@ loop are part of it where an iteration reads or writes one slice of them: it com
 Where the body multiplies its state by matrices that are the same in all iterations, rows of the state are independent. A program
 instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration. With larger matrices,
 or where reading them takes longer than launches, each iteration is a launch: states are in memory, in two slices, of which an
-iteration reads one and writes the other. Then the products of an iteration must not wait for each other, and it has no other sums.
+iteration reads one and writes the other. Then no product of an iteration waits for another one, and there are no other sums.
 
 In a backward pass, sums over all rows, such as the gradients of weights and biases of a norm, join the kernel that walks these
 rows, if nothing in a row depends on them (:mod:`mtmc_lsp.ir.reductions.column_sums`). A fixed number of programs adds the rows
@@ -69,7 +69,7 @@ from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region, RegionKind, is_product
-from mtmc_lsp.schedule.cell_configs import keeps_matrices
+from mtmc_lsp.schedule.cell_configs import keeps_matrices, kept_tiles
 from mtmc_lsp.schedule.configs import (
     SPLIT_PRECISION_MODES,
     KernelConfig,
@@ -388,8 +388,12 @@ def _loop(ir: KernelIR, region: Region, config: KernelConfig) -> str:
     )
     cell = loop_in(ir, region)
     if isinstance(cell, CellForm):
-        kept = "stay in registers" if keeps_matrices(cell) else "are read from a cache in each iteration"
-        text += f". Its part is whole rows, and the matrices {kept}"
+        kept = "the matrices stay in registers"
+        if not keeps_matrices(cell):
+            kept = "the matrices are read from a cache in each iteration"
+            if isinstance(config, LoopConfig) and kept_tiles(cell, config):
+                kept += ", except for a part that stays in registers"
+        text += f". Its part is whole rows, and {kept}"
     elif isinstance(cell, BlockForm):
         text += f". Its part is a block: no value has more than {cell.largest} elements in an iteration"
     return text

@@ -19,6 +19,11 @@ DOT_DTYPES = ("float32", "float16", "bfloat16")
 """Dtypes of products by ``tl.dot``."""
 MOST_KEPT = 2**14
 """Elements of matrices that a program instance keeps in registers: a quarter of those of a multiprocessor."""
+REGISTERS, MOST_REGISTERS = 2**16, 255
+"""Registers of a multiprocessor, and of a thread."""
+OTHER_REGISTERS = 110
+"""Registers of a thread for all but the matrices that stay there. With 110, kernels of GRU and LSTM cells of 128 units for sm_90
+spill at most 16 bytes of each thread."""
 MOST_TERMS = 2**16
 """Elements of the largest tile of products that are summed."""
 TERMS_PER_THREAD = 64
@@ -97,6 +102,20 @@ def step_config(form: CellForm, device: DeviceModel) -> LoopConfig:
 def programs_of_step(form: CellForm, rows: int, block: int) -> int:
     """The programs of a launch for one iteration."""
     return -(-_rows(form) // rows) * -(-form.width.value(form.ir.graph.sizes) // block)
+
+
+def kept_tiles(form: CellForm, config: LoopConfig) -> int:
+    """The tiles of matrices that stay in registers for all iterations; each iteration loads the others."""
+    count = form.pieces(config.block)
+    if keeps_matrices(form):
+        return count
+    if config.rows > 1:
+        # Several rows need the registers for their terms.
+        return 0
+    threads = 32 * config.warps
+    per_thread = min(MOST_REGISTERS, REGISTERS // threads) - OTHER_REGISTERS
+    words = max(1, itemsize(form.products[0].dtype) // 4)
+    return max(0, min(count, per_thread * threads // words // config.block**2))
 
 
 def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:

@@ -87,6 +87,21 @@ def test_every_tile_gives_the_same_results(name: str, rows: int, block: int, cap
     assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
 
 
+@pytest.mark.parametrize("name", ["elman", "gru"])
+def test_a_part_of_larger_matrices_stays_in_registers(name: str, captured) -> None:
+    """The loop over time loads the other tiles; terms of all tiles along a sum are added before it."""
+    text = with_sizes(CELLS, H=136, G=408, T=17)
+    capture = captured(text, name)
+    block = (candidate := fused_with(capture, text, 1, 64)).code.block
+    before, _, inside = block[block.index("_out_") :].partition("in tl.range(0, T")
+    tiles = {"elman": 9, "gru": 27}[name]
+    assert len(re.findall(r"= tl\.load\(U_ptr", before)) == 4
+    assert len(re.findall(r"= tl\.load\(U_ptr", inside)) == tiles - 4
+    assert len(re.findall(r"= tl\.sum\(terms", inside)) == tiles // 3
+    case = Case(dict(capture.graph.sizes), "normal", 3)
+    assert _checker().failures(capture, [candidate], case) == [""]
+
+
 def test_rows_with_different_matrices_are_in_different_programs(captured) -> None:
     capture = captured(CELLS, "block_diagonal")
     with pytest.raises(CannotCode, match="rows cannot be 2: rows of this loop have different matrices"):
