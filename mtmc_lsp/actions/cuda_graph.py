@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for
+from mtmc_lsp.actions.loops.launched_loops import launched_loops
 from mtmc_lsp.actions.networks.first_version import is_network, with_first_version
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph, InputKind, TensorType
@@ -67,12 +68,17 @@ class CudaGraph:
         return replace(schedule, cuda_graph=True)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Where replaying the present version was measured to be much faster, and as the first step of networks.
+        """Where replaying the present version was measured to be much faster, and as the first step of networks and of loops
+        whose iterations are launches.
 
         A network of many short operations begins with the graph: that step gains most, and launch overhead then no longer
         hides the gains of later steps.
         """
         schedule = situation.schedule
+        if (action := launched_loops(situation, RATIONALE)) is not None:
+            if self._applies(situation, action):
+                yield action
+            return
         saved = saved_us(situation, schedule)
         if not saved:
             return
@@ -86,11 +92,15 @@ class CudaGraph:
             expected=Expected(saved),
             text="Replay all launches of a call as one CUDA graph",
         )
+        if self._applies(situation, action):
+            yield action
+
+    def _applies(self, situation: Situation, action: MacroAction) -> bool:
         try:
-            self.apply(situation.graph, schedule, action)
+            self.apply(situation.graph, situation.schedule, action)
         except IllegalAction:
-            return
-        yield action
+            return False
+        return True
 
 
 def saved_us(situation: Situation, schedule: Schedule) -> float:

@@ -8,7 +8,9 @@ A loop over time steps is a region where no operation of its body combines eleme
 same axes. Then each program instance runs all iterations for its elements, in order. Elementwise operations before and after the
 loop are part of it where an iteration reads or writes one slice of them: it computes that slice from slices of the operands.
 Where the body multiplies its state by matrices that are the same in all iterations, rows of the state are independent. A program
-instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration.
+instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration. With larger matrices,
+or where reading them takes longer than launches, each iteration is a launch: states are in memory, in two slices, of which an
+iteration reads one and writes the other. Then no product of an iteration waits for another one, and there are no other sums.
 
 In a backward pass, sums over all rows, such as the gradients of weights and biases of a norm, join the kernel that walks these
 rows, if nothing in a row depends on them (:mod:`mtmc_lsp.ir.reductions.column_sums`). A fixed number of programs adds the rows
@@ -67,9 +69,11 @@ from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region, RegionKind, is_product
-from mtmc_lsp.schedule.cell_configs import keeps_matrices
+from mtmc_lsp.schedule.cell_configs import keeps_matrices, kept_tiles
 from mtmc_lsp.schedule.configs import (
     SPLIT_PRECISION_MODES,
+    KernelConfig,
+    LoopConfig,
     MatmulConfig,
     PrecisionMode,
     TileConfig,
@@ -307,10 +311,16 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
             why += f". {TENSOR_CORES}"
         text = f"Run independent steps of {operation_names(ir, region.nodes)} in one launch"
     elif region.kind is RegionKind.LOOP:
-        why = _loop(ir, region)
+        why = _loop(ir, region, fusion.config)
         if len(region.nodes) > 1 and saved > 0:
             why += f". Operations around the loop run inside it, which saves {size_text(saved)} of memory traffic"
-        text = with_result(ir, "Run all iterations of the loop in one kernel", region.nodes)
+        is_stepwise = isinstance(fusion.config, LoopConfig) and fusion.config.is_stepwise
+        what = (
+            "Run each iteration of the loop as one launch"
+            if is_stepwise
+            else "Run all iterations of the loop in one kernel"
+        )
+        text = with_result(ir, what, region.nodes)
     elif is_scaled:
         why = SCALED
         text += " on scaled float16 operands"
@@ -361,10 +371,16 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
     )
 
 
-def _loop(ir: KernelIR, region: Region) -> str:
+def _loop(ir: KernelIR, region: Region, config: KernelConfig) -> str:
     """Why a loop over time steps becomes one kernel."""
     loop = next(loop for name in region.nodes if (loop := ir.graph.node(name).loop) is not None)
     steps, calls = loop.count.value(ir.graph.sizes), len(list(working_nodes(loop)))
+    if isinstance(config, LoopConfig) and config.is_stepwise:
+        return (
+            f"Eager mode runs {calls} operations in each of {steps} iterations, one launch after another. Here, an iteration is "
+            "one launch, in which all multiprocessors share the matrices. They are read from a cache in each iteration, and "
+            "the launches can be part of a CUDA graph"
+        )
     text = (
         f"Eager mode runs {calls} operations in each of {steps} iterations, one launch after another. Here, a program "
         "instance holds its part of the state in registers and runs all iterations; no iteration combines elements of "
@@ -372,8 +388,12 @@ def _loop(ir: KernelIR, region: Region) -> str:
     )
     cell = loop_in(ir, region)
     if isinstance(cell, CellForm):
-        kept = "stay in registers" if keeps_matrices(cell) else "are read from a cache in each iteration"
-        text += f". Its part is whole rows, and the matrices {kept}"
+        kept = "the matrices stay in registers"
+        if not keeps_matrices(cell):
+            kept = "the matrices are read from a cache in each iteration"
+            if isinstance(config, LoopConfig) and kept_tiles(cell, config):
+                kept += ", except for a part that stays in registers"
+        text += f". Its part is whole rows, and {kept}"
     elif isinstance(cell, BlockForm):
         text += f". Its part is a block: no value has more than {cell.largest} elements in an iteration"
     return text

@@ -45,7 +45,7 @@ from mtmc_lsp.tuning.kernel_cost import kernel_cost, programs_of
 Changes = Mapping[str, object]
 """Choices of a configuration to their new values, as JSON data."""
 TILE_FIELDS = ("rows", "block", "loop", "block_m", "block_n", "block_k", "steps", "segments", "chunk", "split")
-FIELDS = (*TILE_FIELDS, "warps", "stages", "group_m", "order", "persist", "flatten", "precision", "tma")
+FIELDS = (*TILE_FIELDS, "warps", "stages", "depth", "group_m", "order", "persist", "flatten", "precision", "tma")
 """Choices that autotuning changes; the precision only where both round operands to as many bits."""
 OTHER_TILES = 4
 """Tiles that are measured in the other mode of a product that may run in TF32, besides its first one."""

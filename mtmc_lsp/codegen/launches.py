@@ -221,6 +221,8 @@ def _distribution(region: Region, config: KernelConfig) -> str:
         return f"Each program instance scans chunks of {config.steps} iterations{shared}"
     if isinstance(config, LoopConfig) and config.is_chunked:
         return f"Each program instance computes chunks of {config.chunk} iterations by products of matrices"
+    if isinstance(config, LoopConfig) and config.is_stepwise:
+        return "Each launch runs one iteration. A program instance computes some columns of some rows, and states are in memory"
     if isinstance(config, MatmulConfig) and config.split_k > 1:
         return "Adds the partial sums over K and applies the fused operations to the tile in registers"
     if isinstance(config, MatmulConfig) and config.stream_k:

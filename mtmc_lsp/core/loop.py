@@ -13,7 +13,7 @@ LOOP = "mtmc.loop.default"
 MATRIX_TILE = 128
 """Columns of the largest tile of a matrix in the kernel of a loop."""
 MOST_MATRIX_TILES = 32
-"""Tiles of matrices that one iteration multiplies with. Each is a statement of the kernel."""
+"""Tiles of matrices with which a program multiplies in one iteration. Each is a statement of the kernel."""
 MOST_BLOCK = 2**14
 """Elements of the largest value that one program instance holds: 32 registers of each of 512 threads."""
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.dtypes import is_low_precision
+from mtmc_lsp.core.dtypes import is_low_precision, itemsize
 from mtmc_lsp.core.loop import MATRIX_TILE, MOST_MATRIX_TILES
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-from mtmc_lsp.schedule.configs import LoopConfig
+from mtmc_lsp.schedule.configs import LEAST_DEPTH, LoopConfig
 from mtmc_lsp.schedule.device_limits import max_stages
 
 LEAST_ROWS_OF_DOT = 16
@@ -19,6 +19,11 @@ DOT_DTYPES = ("float32", "float16", "bfloat16")
 """Dtypes of products by ``tl.dot``."""
 MOST_KEPT = 2**14
 """Elements of matrices that a program instance keeps in registers: a quarter of those of a multiprocessor."""
+REGISTERS, MOST_REGISTERS = 2**16, 255
+"""Registers of a multiprocessor, and of a thread."""
+OTHER_REGISTERS = 110
+"""Registers of a thread for all but the matrices that stay there. With 110, kernels of GRU and LSTM cells of 128 units for sm_90
+spill at most 16 bytes of each thread."""
 MOST_TERMS = 2**16
 """Elements of the largest tile of products that are summed."""
 TERMS_PER_THREAD = 64
@@ -29,10 +34,35 @@ STAGES = 3
 """Iterations whose loads are in flight at once."""
 
 
+MOST_SUMS = 2**15
+"""Elements of the sums of all products that a program computes in a launch for each iteration: 64 registers of 512 threads."""
+
+
+SUMS_PER_WARP = 2**10
+"""Elements of the sums of a warp with few rows: 32 registers of each thread."""
+STEP_WARPS = 4
+"""Warps of a program that computes one iteration. An estimate, not measured."""
+EXACT_ROWS, EXACT_DEPTH = 32, 32
+"""Most rows and columns, and the depth, of first tiles in IEEE arithmetic: each thread holds its operands of a ``tl.dot``."""
+MOST_STEP_ROWS, MOST_DEPTH = 64, 128
+"""Most rows and columns of first tiles on tensor cores, and the largest depth."""
+LAUNCHES_PER_READ = 2.0
+"""Launches in which a program reads all matrices, from which on each iteration is a launch. An estimate, not measured."""
+
+
 def cell_block(size: int, config: LoopConfig) -> int:
     """The columns of a block of an axis with ``size`` elements."""
     least = 16 if config.rows >= LEAST_ROWS_OF_DOT else 1
     return max(least, min(config.block, next_power_of_two(size)))
+
+
+def sums_of(form: CellForm, config: LoopConfig) -> int:
+    """The elements of the sums of all products that a program holds in a launch for each iteration."""
+    sizes = form.ir.graph.sizes
+    width = form.width.value(sizes)
+    products = sum(-(-columns.value(sizes) // width) for _, columns in form.widths())
+    terms = 1 if config.rows >= LEAST_ROWS_OF_DOT else config.depth
+    return products * config.rows * config.block * terms
 
 
 def keeps_matrices(form: CellForm) -> bool:
@@ -40,8 +70,61 @@ def keeps_matrices(form: CellForm) -> bool:
     return form.matrix_elements() <= MOST_KEPT
 
 
+def prefers_launches(form: CellForm, device: DeviceModel) -> bool:
+    """Whether an iteration should be a launch: no program holds the matrices, or reading them takes longer than launches."""
+    if form.against_launches:
+        return False
+    read = form.matrix_elements() * itemsize(form.products[0].dtype) / (device.l2_bandwidth / device.sm_count) * 1e6
+    return not form.fits or read > LAUNCHES_PER_READ * device.launch_us
+
+
+def step_config(form: CellForm, device: DeviceModel) -> LoopConfig:
+    """A first configuration with a launch for each iteration: the largest tiles of which each multiprocessor gets one."""
+    sizes, dtype = form.ir.graph.sizes, form.products[0].dtype
+    count = 1 if form.has_matrix_per_row else next_power_of_two(_rows(form))
+    columns, inner = next_power_of_two(form.width.value(sizes)), max(LEAST_DEPTH, _widest(form))
+    if dtype not in DOT_DTYPES or count < LEAST_ROWS_OF_DOT:
+        config = LoopConfig(min(count, 8), min(columns, 8), STEP_WARPS, 1, depth=LEAST_DEPTH)
+        while config.depth < min(inner, MOST_DEPTH) and sums_of(form, config) < SUMS_PER_WARP * config.warps:
+            config = replace(config, depth=2 * config.depth)
+        return config
+    rows, block = LEAST_ROWS_OF_DOT, LEAST_ROWS_OF_DOT
+    is_exact = dtype == "float32" and form.ir.graph.fp32_matmul != "tf32"
+    most = EXACT_ROWS if is_exact else MOST_STEP_ROWS
+    while 2 * rows <= min(count, most) and programs_of_step(form, 2 * rows, block) >= device.sm_count:
+        rows *= 2
+    while 2 * block <= min(columns, most) and programs_of_step(form, rows, 2 * block) >= device.sm_count:
+        block *= 2
+    depth = min(inner, EXACT_DEPTH if is_exact else MOST_DEPTH // 2)
+    return LoopConfig(rows, block, STEP_WARPS, min(STAGES, max_stages(device)), depth=depth)
+
+
+def programs_of_step(form: CellForm, rows: int, block: int) -> int:
+    """The programs of a launch for one iteration."""
+    return -(-_rows(form) // rows) * -(-form.width.value(form.ir.graph.sizes) // block)
+
+
+def kept_tiles(form: CellForm, config: LoopConfig) -> int:
+    """The tiles of matrices that stay in registers for all iterations; each iteration loads the others."""
+    count = form.pieces(config.block)
+    if keeps_matrices(form):
+        return count
+    if config.rows > 1:
+        # Several rows need the registers for their terms.
+        return 0
+    threads = 32 * config.warps
+    per_thread = min(MOST_REGISTERS, REGISTERS // threads) - OTHER_REGISTERS
+    words = max(1, itemsize(form.products[0].dtype) // 4)
+    return max(0, min(count, per_thread * threads // words // config.block**2))
+
+
 def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     """A first configuration: single rows while there are few, so that as many multiprocessors as possible work."""
+    return step_config(form, device) if prefers_launches(form, device) else whole_config(form, device)
+
+
+def whole_config(form: CellForm, device: DeviceModel) -> LoopConfig:
+    """A first configuration with all iterations in one launch."""
     rows, block, is_kept = 1, min(MATRIX_TILE, _widest(form)), keeps_matrices(form)
     if not is_kept and form.pieces(block // 2) <= MOST_MATRIX_TILES:
         # The loads of several tiles are in flight at once, and larger tiles do not fit in registers.
@@ -58,6 +141,11 @@ def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
 
 def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
     """``config`` with other rows, blocks and warps."""
+    if config.is_stepwise:
+        yield from _step_variants(form, config, device)
+        return
+    if prefers_launches(form, device):
+        yield step_config(form, device)
     dtype = form.products[0].dtype
     # A ``tl.dot`` in IEEE arithmetic needs more registers for large tiles than there are.
     has_dot = is_low_precision(dtype) or (dtype in DOT_DTYPES and keeps_matrices(form))
@@ -70,6 +158,24 @@ def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> It
     for warps in (config.warps // 2, config.warps * 2):
         if 1 <= warps <= 16:
             yield replace(config, warps=warps)
+
+
+def _step_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
+    """``config`` with other tiles, and all iterations in one launch if a program holds the matrices."""
+    if form.fits:
+        yield whole_config(form, device)
+    is_dot = config.rows >= LEAST_ROWS_OF_DOT
+    least = LEAST_ROWS_OF_DOT if is_dot else 1
+    rows = () if form.has_matrix_per_row else (config.rows // 2, config.rows * 2)
+    variants = [replace(config, rows=each) for each in rows]
+    variants += [replace(config, block=each) for each in (config.block // 2, config.block * 2)]
+    variants += [replace(config, depth=each) for each in (config.depth // 2, config.depth * 2)]
+    variants += [replace(config, warps=each) for each in (config.warps // 2, config.warps * 2)]
+    variants += [replace(config, stages=each) for each in (1, min(STAGES, max_stages(device)))] if is_dot else []
+    for each in variants:
+        is_tile = least <= each.rows <= next_power_of_two(_rows(form)) and (not is_dot or each.block >= least)
+        if is_tile and LEAST_DEPTH <= each.depth <= MOST_DEPTH and each.block >= 4 and sums_of(form, each) <= MOST_SUMS:
+            yield each
 
 
 def _rows(form: CellForm) -> int:

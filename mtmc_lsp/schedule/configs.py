@@ -20,6 +20,8 @@ MOST_STREAM_PROGRAMS = 8192
 
 LEAST_STEPS = 16
 """Fewest iterations of an associative scan over time steps."""
+LEAST_DEPTH = 16
+"""Fewest columns of the state that a program multiplies at once, in a launch for each iteration."""
 MOST_CHUNK = 128
 """Most iterations of a chunk that is computed by products: the products of all pairs stay in registers."""
 
@@ -314,6 +316,8 @@ class LoopConfig(_Config):
     """Programs that share the iterations of a tile; further kernels compute what each of them does to the states."""
     chunk: Power = 1
     """Iterations that a program computes by products of matrices; 1: one after another. ``block`` is the columns of values."""
+    depth: Power = 1
+    """Columns of the state that a program multiplies at once, where each iteration is a launch; 1: one launch for all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -330,6 +334,10 @@ class LoopConfig(_Config):
             )
         if self.is_chunked:
             self._check_chunk()
+        if self.is_stepwise and (self.is_scan or self.is_chunked):
+            raise IllegalConfig(f"depth cannot be {self.depth}: a launch computes several iterations")
+        if 1 < self.depth < LEAST_DEPTH:
+            raise IllegalConfig(f"depth cannot be {self.depth}; it must be 1 or at least {LEAST_DEPTH}")
 
     def _check_chunk(self) -> None:
         if self.is_scan:
@@ -352,6 +360,11 @@ class LoopConfig(_Config):
     def is_scan(self) -> bool:
         """Whether a program scans chunks of iterations."""
         return self.steps > 1
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether each iteration is a launch."""
+        return self.depth > 1
 
 
 KernelConfig: TypeAlias = TileConfig | MatmulConfig | AttentionConfig | RecurrentConfig | LoopConfig

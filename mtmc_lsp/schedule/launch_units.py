@@ -13,6 +13,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.known_regions import known_region
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region, RegionKind
+from mtmc_lsp.schedule.configs import LoopConfig
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 
 LOADS_ITS_INPUTS = (RegionKind.MAP, RegionKind.REDUCE, RegionKind.SCAN, RegionKind.MATMUL)
@@ -84,11 +85,17 @@ def launch_count(ir: KernelIR, schedule: Schedule) -> int:
     Raises:
         CannotCode: as for :func:`units`.
     """
-    named = ir.graph.named
-    return sum(
-        launch[0].plan is not None or named[launch[0].nodes[0]].op.split(".")[1] not in VIEWS
-        for launch in launches(ir, schedule)
-    )
+    return sum(_count(ir, launch[0]) for launch in launches(ir, schedule))
+
+
+def _count(ir: KernelIR, unit: Unit) -> int:
+    """Launches of the first unit of a launch."""
+    if unit.plan is None:
+        return int(ir.graph.named[unit.nodes[0]].op.split(".")[1] not in VIEWS)
+    if not (isinstance(unit.plan.config, LoopConfig) and unit.plan.config.is_stepwise):
+        return 1
+    loops = (loop for name in unit.nodes if (loop := ir.graph.named[name].loop) is not None)
+    return sum(loop.count.value(ir.graph.sizes) for loop in loops)
 
 
 def _needed_units(ir: KernelIR, schedule: Schedule) -> list[Unit]:

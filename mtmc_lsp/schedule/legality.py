@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.ir.attention_mask import limited_attention_band
+from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.loops.chunks import chunk_form
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.loops.scan import scan_form
@@ -154,6 +155,11 @@ def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
                 f"chunk and block cannot be {config.chunk} and {config.block}: with {key_block(form)} channels of the key, "
                 f"a tile has more than {MOST_CHUNK_ELEMENTS} elements"
             )
+    if isinstance(config, LoopConfig) and config.is_stepwise:
+        form = loop_in(ir, region)
+        why = form.against_launches if isinstance(form, CellForm) else "an iteration multiplies its state by no matrix"
+        if why:
+            raise IllegalConfig(f"depth cannot be {config.depth}: {why}")
     if isinstance(config, TileConfig) and region.sums:
         _check_column_sums(ir, region, config)
     if isinstance(config, TileConfig) and config.is_split and region.kind is not RegionKind.REDUCE:

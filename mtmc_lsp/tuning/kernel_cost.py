@@ -36,7 +36,7 @@ from mtmc_lsp.schedule.device_limits import PRODUCT_SHARE, tf32_share
 from mtmc_lsp.schedule.reductions.column_sum_configs import partial_bytes
 from mtmc_lsp.schedule.split_on_load import is_dense_along_sum, split_programs
 from mtmc_lsp.tuning.block_cost import SCHEDULERS, block_us
-from mtmc_lsp.tuning.cell_cost import products_us
+from mtmc_lsp.tuning.cell_cost import products_us, step_us
 from mtmc_lsp.tuning.chunk_cost import chunk_cost
 from mtmc_lsp.tuning.cost import (
     TORCH_EFFICIENCY,
@@ -265,6 +265,8 @@ def _loop_cost(ir: KernelIR, region: Region, config: LoopConfig, device: DeviceM
         return scan_cost(form, moved, config, device)
     if config.is_chunked:
         return chunk_cost(form, moved, config, device)
+    if isinstance(form, CellForm) and config.is_stepwise:
+        return Cost(moved, 0.0, form.loop.count.value(graph.sizes) * step_us(form, config, device))
     has_whole_rows = isinstance(form, (CellForm, BlockForm))
     elements = config.rows * (1 if has_whole_rows else config.block)
     per_sm = LOOP_PROGRAMS_PER_SM

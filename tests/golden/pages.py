@@ -51,6 +51,10 @@ KERNELS = {
         "A loop over time steps with matrix products: each program holds whole rows of the state, and the matrix if it fits.",
         "codegen/loop/cell_kernel.py",
     ),
+    "cell-steps": (
+        "A loop over time steps with large matrices: a launch for each iteration, in which programs share the columns of the state.",
+        "codegen/loop/step_kernel.py",
+    ),
     "block": (
         "A loop over time steps that combines the elements of a small state: each program holds a whole block of it.",
         "codegen/loop/block_kernel.py",
@@ -80,6 +84,7 @@ KERNELS_OF = {
         "recurrent",
         "loop",
         "cell",
+        "cell-steps",
         "block",
         "convolution",
     ),

@@ -143,7 +143,8 @@ import torch
 def wide(x, w, u):
     h = torch.zeros_like(x[:, 0])
     for t in range(x.shape[1]):
-        h = torch.tanh(x[:, t] @ w + h @ u)
+        r = torch.sigmoid(h @ u)
+        h = torch.tanh(x[:, t] + (r * h) @ w)
     return h
 """
     capture = captured(source, "wide")

@@ -87,6 +87,21 @@ def test_every_tile_gives_the_same_results(name: str, rows: int, block: int, cap
     assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
 
 
+@pytest.mark.parametrize("name", ["elman", "gru"])
+def test_a_part_of_larger_matrices_stays_in_registers(name: str, captured) -> None:
+    """The loop over time loads the other tiles; terms of all tiles along a sum are added before it."""
+    text = with_sizes(CELLS, H=136, G=408, T=17)
+    capture = captured(text, name)
+    block = (candidate := fused_with(capture, text, 1, 64)).code.block
+    before, _, inside = block[block.index("_out_") :].partition("in tl.range(0, T")
+    tiles = {"elman": 9, "gru": 27}[name]
+    assert len(re.findall(r"= tl\.load\(U_ptr", before)) == 4
+    assert len(re.findall(r"= tl\.load\(U_ptr", inside)) == tiles - 4
+    assert len(re.findall(r"= tl\.sum\(terms", inside)) == tiles // 3
+    case = Case(dict(capture.graph.sizes), "normal", 3)
+    assert _checker().failures(capture, [candidate], case) == [""]
+
+
 def test_rows_with_different_matrices_are_in_different_programs(captured) -> None:
     capture = captured(CELLS, "block_diagonal")
     with pytest.raises(CannotCode, match="rows cannot be 2: rows of this loop have different matrices"):
@@ -136,7 +151,7 @@ import torch
 def large(x, U):
     h, c = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
     for t in range(x.shape[1]):
-        i, f, g, o = (h @ U).chunk(4, dim=1)
+        i, f, g, o = (h.softmax(1) @ U).chunk(4, dim=1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g + x[:, t])
         h = torch.sigmoid(o) * torch.tanh(c)
     return h * 2
@@ -144,7 +159,7 @@ def large(x, U):
 
 
 def test_a_product_that_no_program_holds_stays_a_loop_of_torch_calls(captured) -> None:
-    """Other operations are in a kernel."""
+    """An iteration reduces its rows, so it is no launch. Other operations are in a kernel."""
     capture = captured(LARGE, "large")
     assert len(loops_of(capture.graph)) == 1
     last = capture.graph.nodes[-1].name

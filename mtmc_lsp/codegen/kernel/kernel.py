@@ -60,6 +60,10 @@ class Kernel:
     """The number of warps as Python over ``grid_sizes``, for the launcher; empty where it is ``num_warps`` for all sizes."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """Device functions that only this kernel calls: name to source."""
+    repeat: tuple[str, Size] | None = None
+    """The parameter that counts launches, and their number; ``None`` for one launch. The parameter follows the sizes."""
+    initial: tuple[tuple[str, float | str], ...] = ()
+    """``(parameter, number or primitive)``: what the first slice of a scratch buffer is before the first launch."""
 
     def passed_as_constant(self, parameter: str, size: Size) -> bool:
         """Whether a size is a ``tl.constexpr``."""
@@ -82,6 +86,7 @@ def assemble(
     scratch_written: tuple[tuple[str, Scratch], ...] = (),
     scratch_read: tuple[tuple[str, Scratch], ...] = (),
     described: tuple[str, ...] = (),
+    repeat: tuple[str, Size] | None = None,
 ) -> Kernel:
     """Assemble a kernel from its parts. Parameters are ordered: pointers, outputs, sizes, run-time numbers, constexprs."""
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
@@ -92,13 +97,13 @@ def assemble(
     header = [p for group in (tensors, scratch_read, outputs, scratch_written) for p, _ in group] + plain
     run_time_numbers = tuple((parameter, number, dtype) for (number, dtype), parameter in parameters.numbers.items())
     header += number_parameters(run_time_numbers)
-    header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
+    counter = [repeat[0]] if repeat is not None else []
+    header += [*counter, *(f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {})))]
+    varying = [p for p, _, dtype in run_time_numbers if dtype == "int64"]
     ordered = tuple((n, dict(sizes)[n]) for n in (*plain, *fixed))
     return Kernel(
         name=name,
-        source=kernel_source(
-            name, header, docstring, body, [p for p, _, dtype in run_time_numbers if dtype == "int64"]
-        ),
+        source=kernel_source(name, header, docstring, body, [*varying, *counter]),
         tensors=tensors,
         outputs=outputs,
         sizes=ordered,
@@ -114,6 +119,7 @@ def assemble(
         described=described,
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
         run_time_numbers=run_time_numbers,
+        repeat=repeat,
     )
 
 

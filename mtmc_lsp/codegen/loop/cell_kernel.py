@@ -35,7 +35,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
-from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_matrices
+from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, kept_tiles
 from mtmc_lsp.schedule.configs import LoopConfig
 
 
@@ -79,7 +79,10 @@ class CellWriter:
         self.step = self.parameters.names.unique("t")
         self.lines: list[str] = []
         self.matrices: set[str] = set()
-        """The variables of the tiles of matrices."""
+        """The variables of the tiles of matrices that each iteration loads."""
+        self.kept: list[str] = []
+        """The variables of those that stay in registers."""
+        self.most_kept = kept_tiles(form, config)
         self.operands: dict[tuple[str, tuple[Index, ...]], str] = {}
         """The variables of the left operands of products, by primitive and position."""
         self.moves: list[tuple[str, Position, Size]] = []
@@ -147,8 +150,7 @@ class CellWriter:
             f"{pointer} += {stride_text(self.parameters, stride, at.step)}" for pointer, at, stride in self.moves
         ]
         varying = {self.step, *names, *(pointer for pointer, _, _ in self.moves)}
-        if not keeps_matrices(self.form):
-            varying |= self.matrices
+        varying |= self.matrices
         invariant, inside = hoist_invariants(self.lines, varying)
         self.lines = [*before, *invariant]
         self.lines += loop_lines(self.parameters, self.moves, self.step, count, self.config.stages, inside)
@@ -247,20 +249,29 @@ class CellWriter:
             ]
             text = f"{factors[0].at(PRODUCT)} * {factors[1].at(PRODUCT + 1)}"
             return Code(text, dtype, factors[0].rows or factors[1].rows, True, PRODUCT)
-        total = ""
-        for piece in self.columns.pieces(size):
+        total, pieces = "", self.columns.pieces(size)
+        # With one row, terms of several tiles are added before their sum, which takes longer than a multiplication.
+        adds_terms = self.config.rows == 1 and len(pieces) > 1
+        for piece in pieces:
             along = Index.of(self.columns.variable(size, piece))
             down = Index.of(self.columns.variable(size, piece, down=True))
             matrix = self.tile.value(right, (*batch, down, column))
             if not matrix.text.isidentifier():
                 matrix = self.tile.assign(matrix, "matrix")
-            self.matrices.add(matrix.text)
-            text = self._product_text(prim, self._operand(left, (*batch, row, along), size), matrix.text, size)
+            if matrix.text not in self.kept and len(self.kept) < self.most_kept:
+                self.kept.append(matrix.text)
+            operand = self._operand(left, (*batch, row, along), size)
+            text = f"{operand} * {matrix.text}" if adds_terms else self._product_text(prim, operand, matrix.text, size)
+            if matrix.text not in self.kept:
+                self.matrices.add(matrix.text)
             if total:
                 self.lines.append(f"{total} += {text}")
             else:
-                total = self.parameters.names.unique("product")
+                total = self.parameters.names.unique("terms" if adds_terms else "product")
                 self.lines.append(f"{total} = {text}")
+        if adds_terms:
+            terms, total = total, self.parameters.names.unique("product")
+            self.lines.append(f"{total} = tl.sum({terms}, axis=0, keep_dims=True)")
         return Code(total, dtype, self.config.rows > 1, True)
 
     def _operand(self, left: str, at: tuple[Index, ...], size: Size) -> str:

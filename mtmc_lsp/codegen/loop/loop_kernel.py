@@ -24,6 +24,7 @@ from mtmc_lsp.codegen.loop.iterations import (
     row_strides,
     stride_text,
 )
+from mtmc_lsp.codegen.loop.step_kernel import write_step_kernel
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype
@@ -60,6 +61,8 @@ def write_loop_kernel(
         CannotCode: an operation of the body is not supported.
     """
     form = loop_in(ir, region)
+    if isinstance(form, CellForm) and config.is_stepwise:
+        return write_step_kernel(ir, form, buffers, config, name, docstring)
     if isinstance(form, CellForm):
         return write_cell_kernel(ir, form, buffers, config, name, docstring)
     if isinstance(form, BlockForm):

@@ -58,6 +58,8 @@ class SharedKernels:
             constexprs=dict(zip(known.constexprs, kernel.constexprs.values(), strict=True)),
             dynamic=dict(zip(known.dynamic, kernel.dynamic.values(), strict=True)),
             functions=known.functions,
+            repeat=(known.repeat[0], kernel.repeat[1]) if known.repeat and kernel.repeat else None,
+            initial=_renamed(known.initial, kernel.initial),
         )
 
 

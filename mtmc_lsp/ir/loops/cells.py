@@ -77,6 +77,36 @@ class CellForm(LoopForm):
         """The axes of a primitive that are columns."""
         return tuple(axis for axis in self.region.table.all_axes(name) if axis in self.columns)
 
+    @cached_property
+    def fits(self) -> bool:
+        """Whether a program instance can hold whole rows and multiply them with all matrices."""
+        return self.pieces(MATRIX_TILE) <= MOST_MATRIX_TILES
+
+    @cached_property
+    def width(self) -> Size:
+        """The columns of the states and results, where an iteration is a launch."""
+        return next(iter(self._widths()), ONE)
+
+    def _widths(self) -> set[Size]:
+        names = [self.ir.of(ref).name for ref in self.loop.results]
+        return {axis.size for name in names for axis in self.columns_of(name)}
+
+    @cached_property
+    def against_launches(self) -> str:
+        """Why an iteration cannot be one launch, whose programs compute columns of all states; empty if it can be."""
+        after: set[str] = set()
+        for name in self.region.prims:
+            prim = self.ir.prims[name]
+            if prim.op is PrimOp.REDUCE:
+                return "an iteration sums over columns"
+            if prim.op is PrimOp.MATMUL and prim.inputs[0] in after:
+                return "a product waits for another one of the same iteration"
+            if prim.op is PrimOp.MATMUL or after & set(prim.inputs):
+                after.add(name)
+            if prim.op is PrimOp.SLICE and name in after and not self.columns_of(name):
+                return "an iteration reads single columns of a product"
+        return "" if len(self._widths()) == 1 else "its states and results have different numbers of columns"
+
 
 def product_flops(loop: Loop, graph: Graph) -> float:
     """Operations of the matrix products of one iteration."""
@@ -144,8 +174,10 @@ class _Cell:
             tuple(self.ir.graph.named), self.prims, self.inputs, self.outputs, RegionKind.LOOP, self.table, rows, ()
         )
         form = CellForm(self.node, self.results, self.ir, region, frozenset(self.columns))
-        if form.pieces(MATRIX_TILE) > MOST_MATRIX_TILES:
-            raise CannotFuse("the matrices of the loop are too large for one program instance")
+        if not form.fits and form.against_launches:
+            raise CannotFuse(
+                f"the matrices of the loop are too large for one program instance, and {form.against_launches}"
+            )
         return form
 
     def _check(self, prim: Prim) -> None:

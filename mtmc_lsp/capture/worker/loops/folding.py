@@ -17,7 +17,7 @@ from mtmc_lsp.capture.worker.loops.iteration import MOST_UNROLLED, NotKept, Outs
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE, mark_of
 from mtmc_lsp.capture.worker.loops.reversing import needed_nodes, with_bodies_again
 from mtmc_lsp.capture.worker.loops.sums import sink_sums
-from mtmc_lsp.capture.worker.loops.supported import PRODUCTS, SHIFTS, runs_step_by_step
+from mtmc_lsp.capture.worker.loops.supported import PRODUCTS, SHIFTS, multiplies_once, runs_step_by_step
 from mtmc_lsp.capture.worker.passes.graph_cleanup import remove_dead_nodes
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.loop import LOOP, MOST_BLOCK, MOST_MATRIX_TILES, Loop, LoopInput, LoopOutput, Position, pruned
@@ -51,7 +51,7 @@ def fold_loops(graph: Graph) -> Graph:
         words = {each.word for each in node.loop.nodes}
         if node.name in graph.backward_nodes and "cat" in words and words & PRODUCTS:
             raise NotKept("no kernel runs its backward pass: it multiplies by concatenated gradients", node.line)
-        if node.loop.matrix_tiles(graph) <= MOST_MATRIX_TILES:
+        if node.loop.matrix_tiles(graph) <= MOST_MATRIX_TILES or multiplies_once(node.loop):
             continue
         # Unrolled, the operations of an iteration fuse. A longer loop stays a loop of torch calls.
         if node.loop.count.value(graph.sizes) <= MOST_UNROLLED:

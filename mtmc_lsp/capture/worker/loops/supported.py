@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mtmc_lsp.core.loop import Loop
+
 REDUCTIONS = frozenset(
     "sum mean amax amin prod logsumexp softmax log_softmax _softmax _log_softmax max min any all linalg_vector_norm norm var std "
     "layer_norm rms_norm".split()
@@ -28,3 +30,15 @@ def runs_step_by_step(op: str) -> bool:
     if operator is not None and torch.Tag.pointwise in operator.tags:
         return True
     return name in REDUCTIONS | MOVING | PRODUCTS
+
+
+def multiplies_once(loop: Loop) -> bool:
+    """Whether an iteration has no sums besides products, of which none waits for another one. Then it can be one launch."""
+    after: set[str] = set()
+    for node in loop.nodes:
+        waits = any(ref.name in after for ref in node.inputs())
+        if node.word in REDUCTIONS | SHIFTS or (waits and node.word in PRODUCTS):
+            return False
+        if waits or node.word in PRODUCTS:
+            after.add(node.name)
+    return True

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel
-from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled, tuple_text
+from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled, literal, tuple_text
 from mtmc_lsp.codegen.loop.torch_loop import loop_statements
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
@@ -139,7 +139,11 @@ class Launcher(LauncherMemory):
             self._kernel_arguments[argument] = self._kernel_arguments.get(argument, 0) + 1
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
         arguments += [self.output(ref, regions) for _, ref in kernel.outputs]
-        arguments += [self.allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
+        written = {parameter: self.allocate_scratch(scratch) for parameter, scratch in kernel.scratch_written}
+        arguments += written.values()
+        for parameter, value in kernel.initial:
+            text = self.holders[value] if isinstance(value, str) else literal(value)
+            self.lines.append(f"{written[parameter]}[0] = {text}")
         size_variables = {}
         expressions = f"{kernel.grid} {kernel.dynamic} {kernel.numbers} {kernel.warps_text}"
         for name, size in kernel.grid_sizes.items():
@@ -166,16 +170,23 @@ class Launcher(LauncherMemory):
         for name, text in kernel.numbers.items():
             self.lines.append(f"{name} = {text}")
             arguments.append(name)
+        indent = ""
+        if kernel.repeat is not None:
+            variable = self.names.unique(kernel.repeat[0])
+            self.lines.append(f"for {variable} in range({self.size(kernel.repeat[1])}):")
+            arguments.append(variable)
+            indent = "    "
         keywords += [f"{name}={value!r}" for name, value in kernel.constexprs.items()]
         keywords += [f"{name}={text}" for name, text in kernel.dynamic.items()]
         keywords += [f"num_warps={kernel.warps_text or kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         grid = tuple_text(list(kernel.grid))
         head = f"{kernel.name}[{grid}]("
-        one_line = head + ", ".join([*arguments, *keywords]) + ")"
+        one_line = indent + head + ", ".join([*arguments, *keywords]) + ")"
         if len(one_line) <= LINE:
             self.lines.append(one_line)
         else:
-            self.lines += [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
+            call = [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
+            self.lines += [f"{indent}{line}" for line in call]
         self.makes_descriptors |= f"{MAKE_DESCRIPTOR}(" in kernel.source
         for holder in (self.holders[prim] for prim in kernel.described):
             self.aligned.update(

@@ -44,6 +44,8 @@ def launch_signature(kernel: Kernel, graph: Graph, buffers: Mapping[str, TensorT
     types = {"float32": "fp32", "float64": "fp64", "int64": "i64"}
     signature |= {parameter: types[dtype] for parameter, _, dtype in kernel.run_time_numbers}
     signature |= dict.fromkeys(kernel.numbers, "i32")
+    if kernel.repeat is not None:
+        signature[kernel.repeat[0]] = "i32"
     for param, text in kernel.dynamic.items():
         constexprs[param] = _evaluate_dynamic(text, kernel, sizes)
     return KernelLaunch(

@@ -1,0 +1,166 @@
+"""Loops whose iterations are launches: cells with matrices that no program holds, with the results of the user's code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from mtmc_lsp.actions.catalogue import apply_action, opening
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.schedule.launch_units import launch_count
+from mtmc_lsp.verify.cases import Case
+from tests.codegen.checker import NOT_LAUNCHED
+from tests.codegen.harness import _checker, compile_errors
+from tests.loops.cell_examples import CELLS
+from tests.loops.test_cells import loop_node, with_sizes
+from tests.planning.situations import H200, act, proposed, schedule_of, situation, start
+
+
+def stepwise(capture: Capture, text: str, node: str = "", **config: int) -> Candidate:
+    """The loop with one launch for each iteration."""
+    tile = {"kind": "loop", "rows": 1, "block": 16, "warps": 4, "stages": 1, "depth": 16, **config}
+    return act(capture, start(capture, text), ActionKind.FUSE, node or loop_node(capture), config=tile)
+
+
+def differences(capture: Capture, candidate: Candidate, **sizes: int) -> str:
+    """Where the candidate differs from the user's code at some sizes; empty if nowhere."""
+    (failure,) = _checker().failures(capture, [candidate], Case({**capture.graph.sizes, **sizes}, "normal", 3))
+    return failure
+
+
+@pytest.mark.parametrize(("rows", "block", "depth"), [(1, 4, 32), (2, 16, 16), (8, 8, 16), (16, 16, 16), (32, 32, 32)])
+@pytest.mark.parametrize("name", ["elman", "gru"])
+def test_every_tile_gives_the_results_of_the_users_code(name: str, rows: int, block: int, depth: int, captured) -> None:
+    """The tiles fill neither the rows nor the columns."""
+    text = with_sizes(CELLS, H=33, G=99, B=5, T=17)
+    capture = captured(text, name)
+    candidate = stepwise(capture, text, rows=rows, block=block, depth=depth)
+    assert differences(capture, candidate) == ""
+    assert differences(capture, candidate, T=0) == NOT_LAUNCHED
+    assert ("tl.dot(" in candidate.code.block) == (rows >= 16)
+    assert len(re.findall(r"\n    for t in range\(T\):\n        \w+_kernel\[", candidate.code.block)) == 1
+    assert compile_errors(capture, candidate, ["sm_90", "gfx942"]) == []
+
+
+@pytest.mark.parametrize("name", ["Vanilla", "LSTM", "GRUCell", "LSTMCell", "heads", "einsums", "half", "double"])
+def test_cells_of_all_kinds_give_the_results_of_the_users_code(name: str, captured) -> None:
+    capture = captured(CELLS, name)
+    candidate = stepwise(capture, CELLS, rows=2 if name == "double" else 16)
+    for sizes in ({}, {"T": 1, "B": 1}, {"T": 18, "B": 19}):
+        assert differences(capture, candidate, **sizes) == "", sizes
+    assert compile_errors(capture, candidate, ["sm_90"]) == []
+
+
+def test_rows_with_different_matrices_are_in_different_programs(captured) -> None:
+    capture = captured(CELLS, "block_diagonal")
+    assert differences(capture, stepwise(capture, CELLS)) == ""
+
+
+LARGE = """
+import torch
+import torch.nn as nn
+
+
+class Stack(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.first, self.second = nn.LSTMCell(width, hidden), nn.LSTMCell(hidden, hidden)
+
+    # mtmc: x=f32[T,B,X] h=f32[B,H] T=60 B=33 X=16 H=400 init: width=16 hidden=400
+    def forward(self, x, h):
+        c, g, d, outs = torch.zeros_like(h), h * 0.5, torch.zeros_like(h), []
+        for x_t in x:
+            h, c = self.first(x_t, (h, c))
+            g, d = self.second(h, (g, d))
+            outs.append(g)
+        return torch.stack(outs), c
+
+
+# mtmc: x=f32[B,T,H] U=f32[H,H]@-0.05..0.05 V=f32[H,H]@-0.05..0.05 B=4 T=40 H=768
+def reset(x, U, V):
+    h, outs = torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        r = torch.sigmoid(h @ U)
+        h = torch.tanh(x[:, t] + (r * h) @ V)
+        outs.append(h)
+    return torch.stack(outs, 1)
+
+
+# mtmc: x=f32[T,B,H] U=f32[H,H]@-0.05..0.05 B=32 T=300 H=1000
+def elman(x, U):
+    h = torch.zeros_like(x[0])
+    out = torch.empty_like(x)
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] + (0.9 * h) @ U)
+        out[t] = h
+    return out
+"""
+"""Cells with matrices that no program holds; ``reset`` has a product that waits for another one."""
+
+
+def test_layers_that_no_program_holds_are_one_launch_for_each_iteration(captured) -> None:
+    """They are not unrolled although there are few iterations."""
+    capture = captured(LARGE, "Stack")
+    loops = [node.name for node in capture.graph.nodes if node.loop is not None]
+    candidate = start(capture, LARGE)
+    while actions := proposed(capture, candidate, ActionKind.FUSE, device=H200):
+        candidate = BuiltinCoder().write(capture, candidate, actions[0])
+    assert len(loops) == 2
+    assert len(re.findall(r"\n    for \w+ in range\(T\):\n        \w+_kernel\[", candidate.code.block)) == 2
+    assert differences(capture, candidate, T=3) == ""
+    reports = _checker().reports(capture, candidate, ["sm_90"])
+    assert [(report.error, report.spills) for report in reports if report.error or report.spills] == []
+
+
+def test_a_product_that_waits_for_another_one_is_refused_with_the_reason(captured) -> None:
+    capture = captured(LARGE.replace("H=768", "H=16"), "reset")
+    with pytest.raises(CannotCode, match="depth cannot be 16: a product waits for another one of the same iteration"):
+        stepwise(capture, LARGE)
+    assert "its matrices are too large for one program instance" in " ".join(captured(LARGE, "reset").workload.assumed)
+
+
+def test_the_first_step_replays_the_launches_of_all_iterations_as_a_cuda_graph(captured) -> None:
+    capture = captured(LARGE, "elman")
+    first = start(capture, LARGE)
+    action = opening(situation(capture, first, device=H200, has_gpu=True))
+    assert action is not None and action.kind is ActionKind.CUDA_GRAPH
+    assert action.text == "Run each iteration of the loop as one launch, and replay all launches as one CUDA graph"
+    candidate = BuiltinCoder().write(capture, first, action)
+    assert "_run_cuda_graph(" in candidate.code.block
+    assert re.search(r"\n    for t in range\(T\):\n        \w+_kernel\[", candidate.code.block)
+    schedule = schedule_of(candidate)
+    assert schedule.cuda_graph and launch_count(ir_of(capture.graph, schedule), schedule) == 300
+    assert opening(situation(capture, first, device=H200)) is None
+    long = captured(LARGE.replace("T=300", "T=10000"), "elman")
+    assert opening(situation(long, start(long, LARGE), device=H200, has_gpu=True)) is None
+
+
+def test_autotune_proposes_other_tiles_and_one_launch_where_a_program_holds_the_matrices(captured) -> None:
+    text = LARGE.replace("H=1000", "H=600")
+    capture = captured(text, "elman")
+    candidate = start(capture, text)
+    (fusion,) = proposed(capture, candidate, ActionKind.FUSE, device=H200)
+    config = fusion.params["config"]
+    assert config["depth"] > 1
+    candidate = BuiltinCoder().write(capture, candidate, fusion)
+    (action,) = proposed(capture, candidate, ActionKind.AUTOTUNE, device=H200, has_gpu=True)
+    changes = [variant["config"] for variant in action.params["variants"]]
+    assert any(change.get("depth") == 1 for change in changes)
+    assert {name for change in changes for name in change} >= {"rows", "block", "warps", "depth"}
+    for change in changes:
+        tuned = {"config": {**config, **change}}
+        apply_action(capture.graph, schedule_of(start(capture, text)), replace(fusion, params=tuned))
+
+
+def test_float32_products_are_exact_unless_the_user_allows_less(captured) -> None:
+    capture = captured(CELLS, "elman")
+    for setting in ("ieee", "tf32"):
+        user = replace(capture, graph=replace(capture.graph, fp32_matmul=setting))
+        assert f'input_precision="{setting}"' in stepwise(user, CELLS, rows=16).code.block
