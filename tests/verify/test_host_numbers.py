@@ -60,7 +60,13 @@ def test_a_default_device_other_than_the_host_keeps_the_gpu(monkeypatch: pytest.
 
 def test_threads_are_as_many_as_before_afterwards() -> None:
     before = torch.get_num_threads()
-    with pytest.raises(ValueError, match="user code"), one_thread():
-        assert torch.get_num_threads() == 1
-        raise ValueError("user code")
-    assert torch.get_num_threads() == before
+    seen: list[int] = []
+
+    def fail() -> None:
+        with one_thread():
+            seen.append(torch.get_num_threads())
+            raise ValueError("user code")
+
+    with pytest.raises(ValueError, match="user code"):
+        fail()
+    assert (seen, torch.get_num_threads()) == ([1], before)
