@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtmc_lsp.process.worker import host_numbers
-from mtmc_lsp.process.worker.host_numbers import LEAST, DrawingUnshared
+from mtmc_lsp.process.worker.host_numbers import LEAST, DrawingUnshared, one_thread
 
 MANY = torch.zeros(LEAST)
 
@@ -56,3 +56,17 @@ def test_a_default_device_other_than_the_host_keeps_the_gpu(monkeypatch: pytest.
     monkeypatch.setattr(host_numbers, "unshared", lambda: pytest.fail("the numbers are drawn on another device"))
     with torch.device("meta"), DrawingUnshared():
         assert torch.randn(512, 512).device.type == "meta"
+
+
+def test_threads_are_as_many_as_before_afterwards() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def fail() -> None:
+        with one_thread():
+            seen.append(torch.get_num_threads())
+            raise ValueError("user code")
+
+    with pytest.raises(ValueError, match="user code"):
+        fail()
+    assert (seen, torch.get_num_threads()) == ([1], before)

@@ -38,7 +38,7 @@ from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.launch_record import launch_of
 from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
 from mtmc_lsp.process.gpu_lock import let_timings_pass, unshared
-from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared, one_thread
 from mtmc_lsp.process.worker.kernel_compilation import (
     compile_ahead,
     compile_seconds,
@@ -71,17 +71,6 @@ def check(request: KernelCheckRequest) -> TraceAnswer:
         before = compile_seconds[0]
         traces = tuple(_checked(module, request, case) for case in request.cases)
     return TraceAnswer(traces, compile_seconds=compile_seconds[0] - before)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one core meanwhile: several runs share the cores, and their threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _module(request: KernelCheckRequest, text: str) -> ModuleType:
