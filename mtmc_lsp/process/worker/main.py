@@ -199,7 +199,9 @@ def _shared_response(message: dict[str, Any], answers: TextIO) -> str:
     from mtmc_lsp.process.protocol import encode_start
 
     # A timing that this command lets pass may need the memory that torch's allocator keeps.
-    with sharing(*message["lock"], _import("mtmc_lsp.process.worker.gpu_memory").return_idle_memory):
+    return_memory = _import("mtmc_lsp.process.worker.gpu_memory").return_idle_memory
+    gpu, folder = message["lock"]
+    with sharing(gpu, folder, return_memory):
         answers.write(encode_start(message["token"]))
         answers.flush()
         return _respond(message, message["token"])
