@@ -45,7 +45,6 @@ COMMANDS = {
     "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
     "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
-    "verify.construct": ("ConstructRequest", "load_command:construct"),
     "verify.load": ("LoadRequest", "load_command:load"),
     "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),
@@ -200,8 +199,9 @@ def _shared_response(message: dict[str, Any], answers: TextIO) -> str:
     from mtmc_lsp.process.protocol import encode_start
 
     # A timing that this command lets pass may need the memory that torch's allocator keeps.
+    return_memory = _import("mtmc_lsp.process.worker.gpu_memory").return_idle_memory
     gpu, folder = message["lock"]
-    with sharing(gpu, folder, _import("mtmc_lsp.process.worker.gpu_memory").return_idle_memory):
+    with sharing(gpu, folder, return_memory):
         answers.write(encode_start(message["token"]))
         answers.flush()
         return _respond(message, message["token"])
