@@ -3,7 +3,8 @@
 The run is that of `mtmc bench`: nothing is written into the file, and its store is a temporary folder. Times are seconds from the
 beginning; `cpu` is processor time. The last lines say how many processes started, how many commands each kind of request took,
 when the first step was verified, and when the run ended. `--trace FILE` prints the file of another run instead, which was made by
-`MTMC_TRACE=FILE mtmc ...`.
+`MTMC_TRACE=FILE mtmc ...`. With `--path`, it prints for each run of that file which commands its first verdict waited for, one
+after the other, and how long nothing ran between two of them: our own process planned or wrote code then, or waited for the GPU.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ ROLES = {
     "compile.variants": "compiler",
 }
 """The role of a process, by the first of these commands that it answered."""
+SHORTEST = 0.02
+"""Seconds of the shortest command on a critical path."""
 
 
 def processes(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,6 +90,43 @@ def show(events: list[dict[str, Any]], zero: float) -> dict[str, Any]:
     }
 
 
+def critical_path(events: list[dict[str, Any]]) -> list[tuple[float, float, str, int]]:
+    """The commands that the end of the first verification waited for: start, end, command and process.
+
+    Each is the one that ended last before the next one began.
+    """
+    asked = [
+        (event["at"] - event["seconds"], event["at"], event["command"], event["pid"])
+        for event in events
+        if event["event"] == ASKED and event["seconds"] >= SHORTEST
+    ]
+    candidates = [one for one in sorted(asked) if one[2] == "verify.candidate"]
+    if not candidates:
+        return []
+    chosen = max(one for one in candidates if one[3] == candidates[0][3])
+    path = [chosen]
+    while earlier := [one for one in asked if one[1] <= path[-1][0] + SHORTEST and one[0] < path[-1][0]]:
+        path.append(max(earlier, key=lambda one: one[1]))
+    return path[::-1]
+
+
+def show_paths(events: list[dict[str, Any]]) -> None:
+    """Print the critical path of each run of a trace, by the process that asked for it."""
+    owners = list(dict.fromkeys(event["by"] for event in events))
+    for owner in owners:
+        of_run = [event for event in events if event["by"] == owner]
+        zero = min(event["at"] - event.get("seconds", 0.0) for event in of_run)
+        path = critical_path(of_run)
+        if not path:
+            continue
+        print(f"run of process {owner}")
+        print(f"{'start':>6} {'end':>6} {'waited':>6}  command")
+        end = zero
+        for start, stop, command, pid in path:
+            print(f"{start - zero:6.2f} {stop - zero:6.2f} {max(0.0, start - end):6.2f}  {command} ({pid})")
+            end = stop
+
+
 def traced(target: str, budget: float, file: Path) -> tuple[dict[str, Any], float]:
     """Run a target; returns the answer of the bench's process and the time of the clock at its beginning."""
     path, _, name = target.partition("::")
@@ -107,9 +147,13 @@ def main() -> None:
     parser.add_argument("target", nargs="?", metavar="FILE::NAME")
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--path", action="store_true")
     options = parser.parse_args()
     if options.trace is not None:
         events = [json.loads(line) for line in options.trace.read_text().splitlines()]
+        if options.path:
+            show_paths(events)
+            return
         totals = show(events, min(event["at"] for event in events))
         print(json.dumps(totals))
         return

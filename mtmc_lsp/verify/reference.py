@@ -1,6 +1,6 @@
 """The reference process: computes the expected results of each case, once for all candidates, and judges their results.
 
-Of a user's loop that takes long, two such processes compute different cases.
+Of a user's loop that takes long, and of a network, two such processes compute different cases.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Reference:
         self.worker, self._secret, self._inputs = start.worker, start.secret, start.inputs
         self._workers = [self.worker]
         if worker is None and self.has_gpu and is_host_bound(capture):
-            # The host bounds a loop of launches, and most of the GPU is idle.
+            # The host bounds the launches, and most of the GPU is idle.
             self._workers.append(Worker(python, cwd=root, env=variables, fork_server=fork_server))
         for each in self._workers:
             self.pool.share_memory_with(each)
@@ -214,14 +214,23 @@ class Reference:
                 data = self._request(trial, case, f"inputs-{number}.pt", is_first=is_first)
                 expected = str(self._secret / f"expected-{number}.pt")
                 defers = self._defers_oracle(data)
-                done = self._ahead.submit(self._compute, data, expected, defers)
+                done = Future[ReferenceAnswer]()
                 self._prepared[key] = PreparedCase(data, expected, done)
                 if defers:
                     self._deferred[expected] = self._prepared[key]
-                if defers and is_first:
-                    # Before other cases are computed: this case is judged first.
-                    self._ahead.submit(self._compute_oracle, self._prepared[key])
+                computing = self._ahead.submit(self._run_ahead, self._prepared[key], defers)
+                computing.add_done_callback(lambda ended: done.cancel() if ended.cancelled() else None)
             return self._prepared[key]
+
+    def _run_ahead(self, prepared: PreparedCase, defers_oracle: bool) -> None:
+        try:
+            prepared.done.set_result(self._compute(prepared.data, prepared.expected, defers_oracle))
+        except BaseException as error:
+            prepared.done.set_exception(error)
+            return
+        if defers_oracle and prepared.data.is_first:
+            # Before this process computes other cases: this one is judged first.
+            self._compute_oracle(prepared)
 
     def _defers_oracle(self, data: CaseRequest) -> bool:
         """Whether the oracle of a case is left out at first, because it takes long.
@@ -235,7 +244,7 @@ class Reference:
             return False
         takes_long = self.has_gpu and is_network(data.call.graph)
         if data.is_first:
-            return takes_long and len(self._workers) == 1
+            return takes_long
         return case.kind == AUTOGRAD or (takes_long and not self._needs_oracles)
 
     def compute_oracles(self) -> None:
@@ -451,11 +460,12 @@ class Reference:
 
 
 def is_host_bound(capture: Capture) -> bool:
-    """Whether a call is a long loop of launches on tensors that are not large.
+    """Whether the launches of a long loop or of a network take most of a call's time, on tensors that are not large.
 
     Processes that compare with TF32 products do not count: the one that ran the workload knows whether these ran in TF32.
     """
-    return capture.bytes < SHARED_BYTES and not capture.graph.runs_tf32 and has_slow_loop(capture.graph)
+    is_small = capture.bytes < SHARED_BYTES and not capture.graph.runs_tf32
+    return is_small and (has_slow_loop(capture.graph) or is_network(capture.graph))
 
 
 def _process_failed(done: Future[ReferenceAnswer]) -> bool:

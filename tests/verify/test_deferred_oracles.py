@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.worker import tensor_ipc
+from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.verify import reference as module
 from mtmc_lsp.verify.cases import AUTOGRAD, Case
 from mtmc_lsp.verify.error_limits import Draws
@@ -269,3 +271,59 @@ def test_small_graphs_and_foreign_candidates_get_oracles_at_once(capture_of: Cal
         outside = replace(cases[0], seed=5, kind=AUTOGRAD)
         reference.prepare(trial, [outside], first=cases[0])[-1].done.result(10)
         assert worker.deferred == {1: False, 2: False, 5: False}
+
+
+def test_a_second_process_computes_other_cases_while_the_oracle_of_a_network_s_workload_is_computed(
+    capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "is_network", lambda graph: True)
+    capture = capture_of(RMS)
+    assert module.is_host_bound(capture) and not module.is_host_bound(replace(capture, bytes=2e9))
+    capture = replace(capture, environment=replace(capture.environment, gpu="a GPU"))
+    may_end = threading.Event()
+    workers: list[Any] = []
+
+    class Waiting(FakeWorker):
+        def call(self, request: Any, seconds: float, *_: object) -> Any:
+            if isinstance(request, OracleRequest):
+                assert may_end.wait(60)
+            return super().call(request, seconds)
+
+    def new_worker(*_: object, **__: object) -> Waiting:
+        workers.append(Waiting())
+        return workers[-1]
+
+    monkeypatch.setattr(module, "Worker", new_worker)
+    cases = [Case({"N": n, "D": 8}, "normal", n) for n in range(1, 6)]
+    with Reference(capture, RMS.text, sys.executable, seed=3, pool=WorkerPool(has_gpu=False)) as reference:
+        prepared = reference.prepare(Trial(capture), cases, first=cases[0])
+        for each in prepared:
+            each.done.result(60)
+        home, other = sorted(workers, key=lambda worker: 1 not in worker.deferred)
+        assert list(home.deferred) == [1] and list(other.deferred) == [2, 3, 4, 5] and not home.oracles
+        may_end.set()
+        reference._ahead.shutdown(wait=True)
+    assert home.oracles == [1] and not other.oracles
+
+
+def test_cases_that_wait_when_a_run_ends_are_cancelled(
+    capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, may_end = threading.Event(), threading.Event()
+
+    class Waiting(FakeWorker):
+        def call(self, request: Any, seconds: float, *_: object) -> Any:
+            entered.set()
+            assert may_end.wait(60)
+            return super().call(request, seconds)
+
+    worker: Any = Waiting()
+    cases = [Case({"N": n, "D": 8}, "normal", n) for n in (1, 2)]
+    reference = Reference(capture_of(RMS), RMS.text, sys.executable, seed=3, worker=worker)
+    prepared = reference.prepare(Trial(reference.capture), cases, first=cases[0])
+    assert entered.wait(60)
+    reference.close()
+    with pytest.raises(CancelledError):
+        prepared[1].done.result(60)
+    may_end.set()
+    assert prepared[0].done.result(60).has_oracle
