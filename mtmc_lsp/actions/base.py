@@ -28,7 +28,11 @@ from mtmc_lsp.schedule.precision_modes import Precisions
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import Cost
+from mtmc_lsp.tuning.loop_forms import form_of
 from mtmc_lsp.tuning.schedule_cost import schedule_cost
+
+SITES = "sites"
+"""The parameter of an action at several places of the target: nodes and configuration of each kernel."""
 
 
 class IllegalAction(Exception):
@@ -64,6 +68,19 @@ class Situation:
         timings = (s.timing for s in reversed(self.history) if s.status is StepStatus.ACCEPTED and s.timing is not None)
         return next(timings, None)
 
+    @cached_property
+    def refused_forms(self) -> Mapping[str, Collection[ActionKind]]:
+        """For the nodes of loops, the forms in which a kernel was not accepted."""
+        forms: dict[str, set[ActionKind]] = {}
+        for step in self.history:
+            if step.status is StepStatus.ACCEPTED:
+                continue
+            for site in sites_of(step.action):
+                if (kind := form_of(site.params.get("config"))) is not None:
+                    for name in site.region:
+                        forms.setdefault(name, set()).add(kind)
+        return forms
+
     @property
     def ir(self) -> KernelIR:
         """The rewritten graph, whose nodes the schedule's kernels name."""
@@ -89,12 +106,14 @@ class Situation:
             remaining.refused_at(rank, self.schedule),
             remaining.slow_at(rank, self.schedule),
             deadline=self.deadline,
+            refused_forms=self.refused_forms,
         )
 
     def search_in(self, ir: KernelIR, schedule: Schedule) -> FusionSearch:
         """A fusion search of the graph after a rewrite, each product in its fastest remaining mode."""
         remaining = self.precisions_of(ir)
-        return FusionSearch(ir, schedule, self.device, partial(remaining.mode, rank=0), deadline=self.deadline)
+        mode = partial(remaining.mode, rank=0)
+        return FusionSearch(ir, schedule, self.device, mode, deadline=self.deadline, refused_forms=self.refused_forms)
 
     def kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
         """All kernels with their regions."""
@@ -190,6 +209,48 @@ def named_configs(ir: KernelIR, plans: Iterable[KernelPlan], device: DeviceModel
     """Action parameters for the new kernels whose first configuration on ``device`` differs from their present one."""
     configs = ((plan, default_config(ir, region_of(ir, plan), device)) for plan in plans)
     return [{"nodes": list(plan.nodes), "config": to_json(config)} for plan, config in configs if config != plan.config]
+
+
+def sites(action: MacroAction) -> list[tuple[str, ...]]:
+    """The nodes of each kernel that the action creates, sorted."""
+    return sorted(site.region for site in sites_of(action))
+
+
+def sites_of(action: MacroAction) -> list[MacroAction]:
+    """One action per site; the action itself where it has a single site.
+
+    Raises:
+        IllegalAction: a site has no nodes.
+    """
+    items = action.params.get(SITES)
+    if not isinstance(items, (list, tuple)):
+        return [action]
+    actions = []
+    for item in items:
+        nodes = item.get("nodes") if isinstance(item, Mapping) else None
+        if not isinstance(nodes, (list, tuple)):
+            raise IllegalAction(f"{action.kind.value}: a site has no nodes")
+        actions.append(replace(action, region=tuple(nodes), params={"config": item.get("config")}))
+    return actions
+
+
+def with_sites(graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+    """One kernel per site of the action; existing kernels that overlap a site become part of it.
+
+    Raises:
+        IllegalAction: a kernel is not possible.
+    """
+    for site in sites_of(action):
+        nodes = set(site.region)
+        recomputed: set[str] = set()
+        for kernel in schedule.kernels:
+            if nodes & set(kernel.nodes):
+                nodes |= set(kernel.nodes)
+                recomputed |= set(kernel.recomputed)
+        ir = ir_for(graph, schedule)
+        again = tuple(node.name for node in ir.graph.nodes if node.name in recomputed - nodes)
+        schedule = schedule.with_kernel(new_plan(ir, nodes, site.params.get("config"), again))
+    return schedule
 
 
 def ir_for(graph: Graph, schedule: Schedule) -> KernelIR:

@@ -37,20 +37,24 @@ guard refuses calls of programs that do not allow TF32.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import (
+    SITES,
     IllegalAction,
     Situation,
     expected,
     ir_for,
     least_gain_us,
     lines_of,
-    new_plan,
     region_of,
+    sites,
+    sites_of,
     size_text,
+    with_sites,
 )
+from mtmc_lsp.actions.loops.first_forms import eager_loop, in_first_forms, one_after_another, slower_than_predicted
 from mtmc_lsp.actions.networks.first_version import rules_of, with_rules
 from mtmc_lsp.actions.product_precision import precision_text
 from mtmc_lsp.actions.titles import computes_everything, layer_of, operation_names, with_result
@@ -64,7 +68,6 @@ from mtmc_lsp.ir.attention_mask import limited_attention_band
 from mtmc_lsp.ir.constant_tables import may_be_kept
 from mtmc_lsp.ir.loops.blocks import BlockForm
 from mtmc_lsp.ir.loops.cells import CellForm
-from mtmc_lsp.ir.loops.form import working_nodes
 from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
@@ -82,11 +85,10 @@ from mtmc_lsp.schedule.configs import (
 from mtmc_lsp.schedule.recurrent_configs import MODES as RECURRENT_MODES
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.cost import ZERO
+from mtmc_lsp.tuning.loop_forms import form_of
 
 ON_TENSOR_CORES = RECURRENT_MODES[:-1]
 """Modes of recurrent layers that split fp32 operands for tensor cores."""
-SITES = "sites"
-"""The parameter of an action at several places of the target: nodes and configuration of each kernel."""
 SMALL = 0.05
 """Share of the target's time below which a fusion is not worth a separate step."""
 
@@ -101,21 +103,7 @@ class Fuse:
 
         That of a network may name rewrites of the whole graph, which come first.
         """
-        schedule = with_rules(schedule, rules_of(action))
-        for site in sites_of(action):
-            schedule = self._at(graph, schedule, site)
-        return schedule
-
-    def _at(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        nodes = set(action.region)
-        recomputed: set[str] = set()
-        for kernel in schedule.kernels:
-            if nodes & set(kernel.nodes):
-                nodes |= set(kernel.nodes)
-                recomputed |= set(kernel.recomputed)
-        ir = ir_for(graph, schedule)
-        again = tuple(node.name for node in ir.graph.nodes if node.name in recomputed - nodes)
-        return schedule.with_kernel(new_plan(ir, nodes, action.params.get("config"), again))
+        return with_sites(graph, with_rules(schedule, rules_of(action)), action)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """The most profitable disjoint regions, each product in the fastest mode that is left for it, then in the next.
@@ -123,20 +111,32 @@ class Fuse:
         Modes that change rounding are tensor-core actions.
         """
         ir = situation.ir
-        actions: list[MacroAction] = []
+        actions = list(slower_than_predicted(situation))
         for rank in range(situation.precisions.ranks):
             search = situation.search(rank)
             used = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
             least = least_gain_us(situation.device) if situation.schedule.kernels else 0.0
             remaining = [f for f in search.best() if not f.nodes & used and f.saved_us > least]
-            tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
+            tried_together = {
+                tuple(sites(step.action))
+                for step in situation.history
+                if SITES in step.action.params
+                and not any(form_of(s.params.get("config")) for s in sites_of(step.action))
+            }
             for group in _together(remaining, situation, ir):
+                slower = [one_after_another(situation, fusion) for fusion in group]
+                if slower != list(group):
+                    action = _action(ir, group, situation.target, are_first=not situation.schedule.kernels)
+                    actions.append(in_first_forms(situation, action, group, slower))
+                    # These follow if that step is not accepted.
+                    group = slower
                 # What failed at all sites together may still succeed at some of them.
                 must_try_separately = tuple(sorted(f.region.nodes for f in group)) in tried_together
                 actions += [
                     _action(ir, each, situation.target, are_first=not situation.schedule.kernels)
                     for each in ([[f] for f in group] if must_try_separately else [group])
+                    if all(fusion.saved_us > 0 for fusion in each)
                 ]
         return actions
 
@@ -188,29 +188,6 @@ SCALED = (
     "memory, and tensor cores multiply them twice as fast. A power of two for each row and column keeps their range"
 )
 """Why a product that may run in TF32 gets scaled float16 operands."""
-
-
-def sites(action: MacroAction) -> list[tuple[str, ...]]:
-    """The nodes of each kernel that the action creates, sorted."""
-    return sorted(site.region for site in sites_of(action))
-
-
-def sites_of(action: MacroAction) -> list[MacroAction]:
-    """One action per site; the action itself where it has a single site.
-
-    Raises:
-        IllegalAction: a site has no nodes.
-    """
-    items = action.params.get(SITES)
-    if not isinstance(items, (list, tuple)):
-        return [action]
-    actions = []
-    for item in items:
-        nodes = item.get("nodes") if isinstance(item, Mapping) else None
-        if not isinstance(nodes, (list, tuple)):
-            raise IllegalAction(f"{action.kind.value}: a site has no nodes")
-        actions.append(replace(action, region=tuple(nodes), params={"config": item.get("config")}))
-    return actions
 
 
 def _together(fusions: Sequence[Fusion], situation: Situation, ir: KernelIR) -> list[list[Fusion]]:
@@ -373,18 +350,14 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
 
 def _loop(ir: KernelIR, region: Region, config: KernelConfig) -> str:
     """Why a loop over time steps becomes one kernel."""
-    loop = next(loop for name in region.nodes if (loop := ir.graph.node(name).loop) is not None)
-    steps, calls = loop.count.value(ir.graph.sizes), len(list(working_nodes(loop)))
     if isinstance(config, LoopConfig) and config.is_stepwise:
         return (
-            f"Eager mode runs {calls} operations in each of {steps} iterations, one launch after another. Here, an iteration is "
-            "one launch, in which all multiprocessors share the matrices. They are read from a cache in each iteration, and "
-            "the launches can be part of a CUDA graph"
+            f"{eager_loop(ir, region)}. Here, an iteration is one launch, in which all multiprocessors share the matrices. They "
+            "are read from a cache in each iteration, and the launches can be part of a CUDA graph"
         )
     text = (
-        f"Eager mode runs {calls} operations in each of {steps} iterations, one launch after another. Here, a program "
-        "instance holds its part of the state in registers and runs all iterations; no iteration combines elements of "
-        "different program instances"
+        f"{eager_loop(ir, region)}. Here, a program instance holds its part of the state in registers and runs all "
+        "iterations; no iteration combines elements of different program instances"
     )
     cell = loop_in(ir, region)
     if isinstance(cell, CellForm):

@@ -92,6 +92,7 @@ class Loop:
             sizes=graph.sizes,
             conditions=graph.conditions,
             numbers=graph.numbers,
+            fp32_matmul=graph.fp32_matmul,
         )
 
     @property

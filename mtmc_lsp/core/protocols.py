@@ -90,6 +90,15 @@ class KernelProfiler(Protocol):
 
 
 @runtime_checkable
+class SharedReference(Protocol):
+    """A measurer that computes the expected results of the user's code once, for all versions that it verifies."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the verifications until now have waited for these results."""
+
+
+@runtime_checkable
 class LargeTensorVerifier(Protocol):
     """A measurer that can also verify a version on tensors with more elements than 32-bit offsets can address."""
 

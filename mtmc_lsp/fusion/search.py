@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Neighbourhood
 from mtmc_lsp.fusion.unit_order import parts_in_order
 from mtmc_lsp.ir.known_regions import region_or_none
-from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in, products_in
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.configs import KernelConfig, PrecisionMode
-from mtmc_lsp.schedule.loop_configs import loop_config
 from mtmc_lsp.schedule.matmul_configs import fitted, product_config, with_tma
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config
 from mtmc_lsp.schedule.schedule import Schedule
@@ -25,6 +24,7 @@ from mtmc_lsp.tuning.cost import ZERO, Cost, matmul_flops
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
 from mtmc_lsp.tuning.kernel_length import is_too_long
 from mtmc_lsp.tuning.load_cost import loaded_bytes
+from mtmc_lsp.tuning.loop_forms import first_form
 from mtmc_lsp.tuning.torch_cost import torch_cost
 
 MUCH_WORK = 20_000
@@ -71,6 +71,7 @@ class FusionSearch:
         refused: Collection[frozenset[str]] = (),
         slow: Collection[frozenset[str]] = (),
         deadline: float | None = None,
+        refused_forms: Mapping[str, Collection[ActionKind]] = {},
     ) -> None:
         """Prepare a search.
 
@@ -79,8 +80,10 @@ class FusionSearch:
             refused: sets of nodes that failed as one kernel.
             slow: sets of nodes with a product that were slower as one kernel; subsets with that product are skipped too.
             deadline: time of the monotonic clock after which regions stop growing.
+            refused_forms: for nodes of loops, the forms in which a kernel failed.
         """
         self._deadline = deadline
+        self._refused_forms = refused_forms
         self.ir = ir
         self.schedule = schedule
         self.device = device
@@ -347,7 +350,8 @@ class FusionSearch:
             layers = recurrence_in(self.ir, region)
             return recurrent_config(self.ir, layers, self.device, self.precision(layers.origin))
         if region.kind is RegionKind.LOOP:
-            return loop_config(loop_in(self.ir, region), self.device)
+            refused = {kind for name in region.nodes for kind in self._refused_forms.get(name, ())}
+            return first_form(self.ir, region, self.device, refused)
         if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
             return attention_config(self.ir, region, self.device)
         return tile_config(self.ir, region, self.device)

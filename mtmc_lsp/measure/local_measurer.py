@@ -234,6 +234,11 @@ class LocalMeasurer:
         """Whether :meth:`verify` may run in another thread: on a GPU that has memory for both processes."""
         return self.has_gpu and not self._engine.is_tight(self._capture)
 
+    @property
+    def waited_seconds(self) -> float:
+        """How long verifications have waited for the expected results, which are computed once."""
+        return self._reference.waited_seconds
+
     def verify(self, candidate: Candidate, is_wanted: Callable[[], bool] = lambda: True) -> Verdict:
         """Run the candidate on every case, in a new process."""
 

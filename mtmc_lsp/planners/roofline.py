@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from mtmc_lsp.actions.base import Situation
+from mtmc_lsp.actions.base import SITES, Situation
 from mtmc_lsp.actions.catalogue import opening, proposals
 from mtmc_lsp.actions.networks.first_version import rules_of
 from mtmc_lsp.core.action import ActionKind, MacroAction, Stop
@@ -15,6 +15,7 @@ from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.tuning.loop_forms import form_of
 
 NOTHING_LEFT = Stop("no other legal action is expected to save time")
 CUT_SHORT = "Planning stopped at the run's time limit; with a larger budget it may find a better step."
@@ -79,4 +80,9 @@ class RooflinePlanner:
             # The first version of a network contains fusions, and perhaps another layout.
             parts |= {ActionKind.FUSE.value, *map(str, rules_of(action))}
             parts |= {ActionKind.CHANNELS_LAST.value} if propagation.RULE in parts else set()
+        # Several kernels in one step may contain loops in other forms.
+        kernels = action.params.get("kernels") or action.params.get(SITES)
+        if isinstance(kernels, (list, tuple)):
+            forms = (form_of(kernel.get("config")) for kernel in kernels if isinstance(kernel, Mapping))
+            parts |= {form.value for form in forms if form is not None}
         return not self._exclude.isdisjoint(parts)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from mtmc_lsp.core.protocols import Measurer
+from mtmc_lsp.core.protocols import Measurer, SharedReference
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import Candidate, Step
 
@@ -112,7 +112,10 @@ class Certification:
 
     @property
     def expected_seconds(self) -> float:
-        """How long a verification takes: as long as the last one, and at least as long as the present one until now."""
+        """How long a verification takes: as long as the last one, and at least as long as the present one until now.
+
+        The last one may have waited for the results of the user's code; the next one finds them.
+        """
         began = self._began
         running = time.monotonic() - began if began is not None else 0.0
         return max(self._last_seconds or FIRST_SECONDS, running)
@@ -145,11 +148,16 @@ class Certification:
             if not task.verdict.set_running_or_notify_cancel():
                 continue
             self._began = began = time.monotonic()
+            waited = self._waited_seconds()
             try:
                 result = self._measurer.verify(task.candidate, partial(getattr, task, "is_wanted"))
             except BaseException as error:  # the search raises it again
                 task.verdict.set_exception(error)
             else:
                 task.verdict.set_result(result)
-            self._last_seconds = time.monotonic() - began if task.is_wanted else self._last_seconds
+            if task.is_wanted:
+                self._last_seconds = time.monotonic() - began - (self._waited_seconds() - waited)
             self._began = None
+
+    def _waited_seconds(self) -> float:
+        return self._measurer.waited_seconds if isinstance(self._measurer, SharedReference) else 0.0

@@ -14,8 +14,9 @@ LOAD_US, PRODUCT_US, SUBSTITUTION_US = 0.6, 0.3, 0.15
 Estimates, not measured."""
 PROGRAMS_PER_SM = 2
 """Programs whose chunks overlap on a multiprocessor. An estimate, not measured."""
-PRODUCT_EFFICIENCY = {"fp32": 0.4, "tf32": 0.2}
-"""Share of the device's rate that small products reach, by the format of their operands. Estimates, not measured."""
+PRODUCT_EFFICIENCY = {"fp32": 0.01, "tf32": 0.2}
+"""Share of the device's rate that small products reach, by the format of their operands. The first was measured on an H200
+(linear attention, chunks of 32): without tensor cores, the products do not fit into registers. The second is an estimate."""
 DECAY_OPERATIONS = 80
 """Operations in float64 for the logarithm of a gate and the sums of logarithms. An estimate, not measured."""
 

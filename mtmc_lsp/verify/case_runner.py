@@ -66,7 +66,7 @@ class CaseRunner:
         the fresh process as well has failed.
         """
         try:
-            prepared.done.result()
+            self._reference.wait_for(prepared)
         except MtmcError as error:
             if prepared.data.is_first or error.kind in STOPS:
                 raise

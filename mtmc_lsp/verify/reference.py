@@ -10,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -148,6 +149,8 @@ class Reference:
         """By process: the requests that candidates wait for."""
         self._idle = threading.Condition()
         self._results = 0
+        self.waited_seconds = 0.0
+        """How long verifications have waited for expected results, which are computed once for all candidates."""
         self._init = ""
         self.counts_operations = False
         """Whether the arithmetic operations of the workload are counted."""
@@ -329,6 +332,18 @@ class Reference:
             with self._idle:
                 self._waiting[worker] -= 1
                 self._idle.notify_all()
+
+    def wait_for(self, prepared: PreparedCase) -> None:
+        """Wait for the expected results of a case.
+
+        Raises:
+            MtmcError: the reference fails on the case.
+        """
+        began = time.monotonic()
+        try:
+            prepared.done.result()
+        finally:
+            self.waited_seconds += time.monotonic() - began
 
     def share_inputs(self, prepared: PreparedCase) -> None:
         """Make the inputs of a case available to the candidate process until its results are judged."""

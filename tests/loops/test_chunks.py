@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.protocols import CannotCode
@@ -18,7 +19,7 @@ from tests.cli.runner import mtmc, project
 from tests.codegen.harness import compile_errors, verified
 from tests.loops.chunk_examples import CHUNKS, DELTA_RULES, NAMES, REFUSED
 from tests.loops.examples import LOOPS
-from tests.planning.situations import H200, act, fully_fused, proposed, schedule_of, start
+from tests.planning.situations import H200, act, fully_fused, proposed, schedule_of, situation, start
 
 
 def chunked(capture, text: str, **config: int):
@@ -115,9 +116,35 @@ LARGE = {
 }
 
 
+def with_tf32(capture):
+    """The capture of a program that allows TF32. A setting in the text would stay in the process that all tests share."""
+    return replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
+
+
+@pytest.mark.parametrize("name", ["gated", "ssd"])
+def test_the_first_step_of_long_loops_of_outer_products_computes_chunks(name: str, captured) -> None:
+    capture = with_tf32(at_sizes(captured(CHUNKS, name), **LARGE[name]))
+    candidate = start(capture, CHUNKS)
+    action = proposals(situation(capture, candidate, device=H200, has_gpu=True))[0]
+    assert action.kind is ActionKind.CHUNK_PRODUCTS
+    assert action.text.startswith("Compute chunks of the loop by matrix products")
+    assert "In one kernel, 4096 iterations add outer products to " in action.rationale
+    after = BuiltinCoder().write(capture, candidate, action)
+    assert "tl.dot(" in after.code.block
+    assert compile_errors(capture, after, ["sm_90"]) == []
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_products_without_tensor_cores_are_slower_than_iterations(name: str, captured) -> None:
+    capture = at_sizes(captured(CHUNKS, name), **LARGE[name])
+    assert proposals_of(capture) == []
+    first = proposals(situation(capture, start(capture, CHUNKS), device=H200, has_gpu=True))
+    assert first and ActionKind.CHUNK_PRODUCTS not in {action.kind for action in first}
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_long_loops_of_outer_products_are_computed_in_chunks(name: str, captured) -> None:
-    capture = at_sizes(captured(CHUNKS, name), **LARGE[name])
+    capture = with_tf32(at_sizes(captured(CHUNKS, name), **LARGE[name]))
     (action,) = proposals_of(capture)
     assert action.text.startswith("Compute chunks of the kernel for ") and action.text.endswith(" by matrix products")
     assert re.match(r"4096 iterations add outer products to \w+ one after another. ", action.rationale)
@@ -148,16 +175,14 @@ def test_the_code_of_chunks_does_not_grow_with_the_sequence(captured) -> None:
 
 
 def test_products_use_tf32_where_the_user_allows_it(captured) -> None:
-    # A setting in the text would stay in the process that all tests share.
-    capture = captured(CHUNKS, "gated")
-    allowed = replace(capture, graph=replace(capture.graph, fp32_matmul="tf32"))
-    block = chunked(allowed, CHUNKS).code.block
+    block = chunked(with_tf32(captured(CHUNKS, "gated")), CHUNKS).code.block
     assert 'input_precision="tf32"' in block and 'input_precision="ieee"' not in block
 
 
-def test_a_run_shows_the_chunks_as_a_step(tmp_path) -> None:
+def test_a_run_without_tf32_has_no_chunks(tmp_path) -> None:
     text = CHUNKS.replace("B=1 H=2 T=37 K=5 V=6", "B=1 H=64 T=1024 K=16 V=16")
     file = project(tmp_path, text)
     run = mtmc(tmp_path, "optimize", f"{file.name}::gla")
     assert run.code == 0, run.err
-    assert re.search(r"Step \d  Compute chunks of the kernel for .* by matrix products", run.out)
+    assert "Step 1  Run all iterations of the loop in one kernel" in run.out
+    assert "by matrix products" not in run.out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.actions.fuse import sites
+from mtmc_lsp.actions.base import sites
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.protocols import State

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mtmc_lsp.actions.fuse import sites
+from mtmc_lsp.actions.base import sites
 from mtmc_lsp.capture.neutral_operations import earlier_tensor
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.codegen.module.launchers.views import View, without_views

@@ -14,19 +14,12 @@ negative gates, or with gates per channel that decay by more than ``exp(120)`` w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from mtmc_lsp.actions.base import Situation, expected, lines_of
-from mtmc_lsp.actions.loops.sequential_loops import LEAST_GAIN, SequentialLoopAction
-from mtmc_lsp.actions.titles import kernel_title
-from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.ir.loops.chunks import chunks_or_none
-from mtmc_lsp.ir.loops.fusion import loop_in
-from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.actions.loops.sequential_loops import SequentialLoopAction
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.ir.loops.chunks import chunk_form
+from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.schedule.configs import LoopConfig
-from mtmc_lsp.schedule.loop_configs import chunk_config, chunk_tiles
-from mtmc_lsp.schedule.schedule import KernelPlan
-from mtmc_lsp.tuning.kernel_cost import kernel_cost
 
 
 class ChunkProducts(SequentialLoopAction):
@@ -35,36 +28,15 @@ class ChunkProducts(SequentialLoopAction):
     kind = ActionKind.CHUNK_PRODUCTS
     choices = ("rows", "block", "warps", "stages", "chunk")
 
-    def proposals(
-        self, situation: Situation, plan: KernelPlan, region: Region, present: LoopConfig
-    ) -> Iterable[MacroAction]:
-        """The action, if it is predicted to pay."""
-        ir, device = situation.ir, situation.device
-        form = loop_in(ir, region)
-        chunk = chunks_or_none(form)
-        if chunk is None:
-            return
-        configs = list(chunk_tiles(form, chunk_config(device)))
-        if not configs:
-            # The key has too many channels for a program.
-            return
-        before = kernel_cost(ir, region, present, device)
-        costs = [kernel_cost(ir, region, config, device) for config in configs]
-        after = min(costs, key=lambda cost: cost.us)
-        config = configs[costs.index(after)]
-        if before.us - after.us < LEAST_GAIN * before.us:
-            return
-        count = form.loop.count.value(ir.graph.sizes)
-        states = ", ".join(item.state.name for item in chunk.memories)
-        yield MacroAction(
-            kind=self.kind,
-            region=region.nodes,
-            lines=lines_of(ir, region.nodes),
-            params={"config": {name: getattr(config, name) for name in self.choices}},
-            rationale=(
-                f"{count} iterations add outer products to {states} one after another. The reads of {config.chunk} iterations "
-                f"are products of matrices, so {states} changes {-(-count // config.chunk)} times instead of {count}."
-            ),
-            expected=expected(before, after),
-            text=f"Compute chunks of {kernel_title(ir, plan.nodes)} by matrix products",
+    def title(self, name: str) -> str:
+        """``Compute chunks of the loop by matrix products``."""
+        return f"Compute chunks of {name} by matrix products"
+
+    def reason(self, form: LoopForm, config: LoopConfig, device: DeviceModel) -> str:
+        """Why products pay for a loop."""
+        count = form.loop.count.value(form.ir.graph.sizes)
+        states = ", ".join(item.state.name for item in chunk_form(form).memories)
+        return (
+            f"{count} iterations add outer products to {states} one after another. The reads of {config.chunk} iterations "
+            f"are products of matrices, so {states} changes {-(-count // config.chunk)} times instead of {count}."
         )

@@ -14,24 +14,11 @@ segments do to the states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from mtmc_lsp.actions.base import Situation, expected, lines_of
-from mtmc_lsp.actions.loops.sequential_loops import LEAST_GAIN, SequentialLoopAction
-from mtmc_lsp.actions.titles import kernel_title
-from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.ir.loops.form import independent_elements
-from mtmc_lsp.ir.loops.fusion import loop_in
-from mtmc_lsp.ir.loops.scan import scan_or_none
-from mtmc_lsp.ir.regions import Region
-from mtmc_lsp.schedule.configs import IllegalConfig, LoopConfig
-from mtmc_lsp.schedule.scan_configs import scan_config
-from mtmc_lsp.schedule.schedule import KernelPlan
-from mtmc_lsp.tuning.kernel_cost import kernel_cost
-
-MOST_STATES_PER_SM = 64
-"""Independent elements of the state for each multiprocessor up to which a scan is tried: two warps. With more, the sequential
-kernel keeps the device busy. An estimate, not measured."""
+from mtmc_lsp.actions.loops.sequential_loops import SequentialLoopAction
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.ir.loops.form import LoopForm, independent_elements
+from mtmc_lsp.schedule.configs import LoopConfig
 
 
 class ParallelScan(SequentialLoopAction):
@@ -40,37 +27,18 @@ class ParallelScan(SequentialLoopAction):
     kind = ActionKind.PARALLEL_SCAN
     choices = ("rows", "block", "warps", "stages", "steps", "segments")
 
-    def proposals(
-        self, situation: Situation, plan: KernelPlan, region: Region, present: LoopConfig
-    ) -> Iterable[MacroAction]:
-        """The action, if it is predicted to pay."""
-        ir, device = situation.ir, situation.device
-        form = loop_in(ir, region)
-        states = independent_elements(form)
-        if states > MOST_STATES_PER_SM * device.sm_count or scan_or_none(form) is None:
-            return
-        try:
-            config = scan_config(form, device)
-        except IllegalConfig:
-            # A reduction in the body has too many columns for a tile of several steps.
-            return
-        before, after = (kernel_cost(ir, region, each, device) for each in (present, config))
-        if before.us - after.us < LEAST_GAIN * before.us:
-            return
-        count = form.loop.count.value(ir.graph.sizes)
+    def title(self, name: str) -> str:
+        """``Scan the iterations of the loop in parallel``."""
+        return f"Scan the iterations of {name} in parallel"
+
+    def reason(self, form: LoopForm, config: LoopConfig, device: DeviceModel) -> str:
+        """Why a scan pays for a loop."""
+        count, states = form.loop.count.value(form.ir.graph.sizes), independent_elements(form)
         shared = ""
         if config.segments > 1:
             shared = f" {config.segments} programs share the iterations of each tile."
-        yield MacroAction(
-            kind=self.kind,
-            region=region.nodes,
-            lines=lines_of(ir, region.nodes),
-            params={"config": {name: getattr(config, name) for name in self.choices}},
-            rationale=(
-                f"{count} iterations run one after another for {states} independent elements of the state, which leaves "
-                f"{device.sm_count} multiprocessors mostly idle. The update of the state is associative, so a program computes "
-                f"{config.steps} iterations at once in about {config.steps.bit_length() - 1} dependent operations.{shared}"
-            ),
-            expected=expected(before, after),
-            text=f"Scan the iterations of {kernel_title(ir, plan.nodes)} in parallel",
+        return (
+            f"{count} iterations one after another for {states} independent elements of the state leave "
+            f"{device.sm_count} multiprocessors mostly idle. The update of the state is associative, so a program computes "
+            f"{config.steps} iterations at once in about {config.steps.bit_length() - 1} dependent operations.{shared}"
         )

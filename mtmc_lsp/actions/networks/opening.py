@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mtmc_lsp.actions.base import IllegalAction, Situation, expected, ir_for, lines_of
+from mtmc_lsp.actions.base import SITES, IllegalAction, Situation, expected, ir_for, lines_of
 from mtmc_lsp.actions.convolution import ChannelsLast
 from mtmc_lsp.actions.cuda_graph import RATIONALE, CudaGraph, saved_us
-from mtmc_lsp.actions.fuse import SITES, Fuse
+from mtmc_lsp.actions.fuse import Fuse
 from mtmc_lsp.actions.networks.first_version import RULES, FirstVersion, first_version, with_copies_of_weights
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.rewrites import layout_propagation as propagation
