@@ -60,7 +60,7 @@ _HELPER = '''class HELPER:
         if addresses % 16:
             return self.fn[grid](*arguments, **named)
         if version is None:
-            return self.first_launch(grid, arguments, named, versions, (device, key))
+            return self.searched(grid, arguments, named, versions, (device, key))
         compiled, rest = version
         for place, name, value in rest:
             values[place] = value
@@ -112,7 +112,7 @@ BASE_OF_WRAPPER                layout = f", {name}.shape, {name}.stride()" if is
         key = ", ".join([FIRST_KEY*keys])
         return eval(f"lambda {', '.join(names)}: (({key},), {addresses}, [{bound}])")
 
-    def first_launch(self, grid, arguments, named, versions, key):
+    def searched(self, grid, arguments, named, versions, key):
         passed = {}  # what the autotuner and heuristics pass to the kernel at last
         self.kernel.pre_run_hooks.append(lambda *args, **kwargs: passed.update(kwargs))
         try:

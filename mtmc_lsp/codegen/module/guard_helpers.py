@@ -31,6 +31,30 @@ GUARD_HELPERS = {
     except RuntimeError:
         return torch.backends.cudnn.conv.fp32_precision == "tf32"
 ''',
+    ALIGNED: '''def _are_aligned(tensors) -> bool:
+    """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
+    return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
+''',
+    PLAIN_CALL: '''def _is_plain_gpu_call(tensors) -> bool:
+    """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
+    if torch.compiler.is_compiling():
+        current = torch.cuda.current_device()
+        return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
+    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
+    for t in tensors:
+        # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
+            return False
+        devices.add(t.get_device())
+    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
+    return (
+        devices == {torch.cuda.current_device()}
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+''',
     ARE_ACCEPTED: '''_ACCEPTED = {}
 
 
@@ -59,30 +83,6 @@ def _are_like_accepted(guard, tensors) -> bool:
         like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
     return True
-''',
-    ALIGNED: '''def _are_aligned(tensors) -> bool:
-    """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
-    return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
-''',
-    PLAIN_CALL: '''def _is_plain_gpu_call(tensors) -> bool:
-    """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
-    if torch.compiler.is_compiling():
-        current = torch.cuda.current_device()
-        return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
-    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
-    for t in tensors:
-        # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
-        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
-            return False
-        devices.add(t.get_device())
-    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
-    return (
-        devices == {torch.cuda.current_device()}
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch._C._is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-    )
 ''',
     NO_OVERLAP: '''_OVERLAP_RESULTS = {}
 

@@ -234,6 +234,27 @@ def conv_tanh_out_kernel(
     tl.store(out_ptr + n * H_W + b_index_3 * 6 * H_W + i1, _tanh(acc * where * reshape), mask=m_mask & n_mask)
 
 
+def _is_plain_gpu_call(tensors) -> bool:
+    """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
+    if torch.compiler.is_compiling():
+        current = torch.cuda.current_device()
+        return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
+    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
+    for t in tensors:
+        # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
+            return False
+        devices.add(t.get_device())
+    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
+    return (
+        devices == {torch.cuda.current_device()}
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
 _ACCEPTED = {}
 
 
@@ -263,27 +284,6 @@ def _accept(guard, tensors) -> bool:
         like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
     return True
-
-
-def _is_plain_gpu_call(tensors) -> bool:
-    """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
-    if torch.compiler.is_compiling():
-        current = torch.cuda.current_device()
-        return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
-    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
-    for t in tensors:
-        # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
-        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
-            return False
-        devices.add(t.get_device())
-    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
-    return (
-        devices == {torch.cuda.current_device()}
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch._C._is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-    )
 
 
 def _reported(guard):
@@ -455,7 +455,7 @@ class _DirectLaunches:
         if addresses % 16:
             return self.fn[grid](*arguments, **named)
         if version is None:
-            return self.first_launch(grid, arguments, named, versions, (device, key))
+            return self.searched(grid, arguments, named, versions, (device, key))
         compiled, rest = version
         for place, name, value in rest:
             values[place] = value
@@ -507,7 +507,7 @@ class _DirectLaunches:
         key = ", ".join([f"{tensors[0]}.get_device()", *keys])
         return eval(f"lambda {', '.join(names)}: (({key},), {addresses}, [{bound}])")
 
-    def first_launch(self, grid, arguments, named, versions, key):
+    def searched(self, grid, arguments, named, versions, key):
         passed = {}  # what the autotuner and heuristics pass to the kernel at last
         self.kernel.pre_run_hooks.append(lambda *args, **kwargs: passed.update(kwargs))
         try:

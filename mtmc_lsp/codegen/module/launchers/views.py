@@ -30,7 +30,7 @@ def without_views(
         others: the rest of the launcher's text, which may read variables as well.
     """
     result, counts = list(lines), dict(kernel_arguments)
-    for name, view in reversed(list(views.items())):
+    for name, view in reversed([*views.items()]):
         word = re.compile(rf"\b{name}\b")
         uses = sum(len(word.findall(line)) for line in result) - len(word.findall(view.statement))
         if result.count(view.statement) != 1 or uses != counts.get(name, 0) or word.search(others):
