@@ -63,6 +63,31 @@ def test_rows_with_different_matrices_are_in_different_programs(captured) -> Non
     assert differences(capture, stepwise(capture, CELLS)) == ""
 
 
+HALTING = """
+import torch
+
+
+# mtmc: x=f32[B,T,H] U=f32[H,H]@-0.4..0.4 stop=bool[B,T] B=5 T=18 H=21
+def halting(x, U, stop):
+    h = torch.zeros_like(x[:, 0])
+    alive = torch.ones(x.shape[0], 1, dtype=torch.bool, device=x.device)
+    count = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)
+    for t in range(x.shape[1] - 1, -1, -1):
+        alive = alive & ~stop[:, t, None]
+        count = count + alive
+        h = torch.where(alive, torch.tanh(x[:, t] / (t + 1) + torch.sin(h) @ U), h)
+    return h, count
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_states_without_columns_and_the_number_of_the_iteration_are_right(rows: int, captured) -> None:
+    capture = captured(HALTING, "halting")
+    candidate = stepwise(capture, HALTING, rows=rows)
+    assert differences(capture, candidate) == ""
+    assert compile_errors(capture, candidate, ["sm_90"]) == []
+
+
 LARGE = """
 import torch
 import torch.nn as nn
