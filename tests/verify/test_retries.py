@@ -45,6 +45,9 @@ class Processes:
     def take_results(self, to: Path) -> None:
         pass
 
+    def wait_for(self, prepared: object) -> None:
+        pass
+
     def share_inputs(self, prepared: object) -> None:
         pass
 

@@ -397,7 +397,7 @@ def test_of_calls_that_take_long_a_few_samples_are_enough_if_they_decide(
         assert (len(samples["candidate"]) < MIN_SAMPLES) is is_short
         times = {name: [us for us, _ in values] for name, values in samples.items()}
         ratio, control = (ratio_of(times[name], times["candidate"]) for name in ("eager", "control"))
-        assert ratio.ratio == pytest.approx(eager_us / candidate_us, rel=2 * noise)
+        assert ratio.ratio == pytest.approx(eager_us / candidate_us, rel=4 * noise)
         assert speed_of(ratio, control) is Speed.FASTER or not is_short
 
 

@@ -120,6 +120,37 @@ def _is_plain_gpu_call(tensors) -> bool:
     )
 
 
+_ACCEPTED = {}
+
+
+def _are_like_accepted(guard, tensors) -> bool:
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
+
+    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
+    """
+    # Torch's function ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+        return False
+    for device, accepted in _ACCEPTED.get(guard, ()):
+        if accepted.check(*tensors):
+            return (
+                device == torch.cuda.current_device()
+                and torch.autograd.forward_ad._current_level < 0
+                and not torch._C._is_tracing()
+                and not torch._C._are_functorch_transforms_active()
+                and not torch._C._len_torch_dispatch_stack()
+            )
+    return False
+
+
+def _accept(guard, tensors) -> bool:
+    """Note that a guard accepts tensors like these, the newest first."""
+    if not torch.compiler.is_compiling():
+        like = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        _ACCEPTED[guard] = [(torch.cuda.current_device(), like), *_ACCEPTED.get(guard, [])[:7]]
+    return True
+
+
 def _reported(guard):
     """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
     import os
@@ -223,74 +254,134 @@ def lstm_fits(x, w) -> bool:
     ):
         return False
     tensors = (x, w)
+    if not (
+        _are_like_accepted("lstm_fits", tensors)
+        or (
+            _is_plain_gpu_call(tensors)
+            and x.dtype == torch.float32 and x.ndim == 3 and x.shape[2] == 192 and x.is_contiguous() and x.numel() > 0
+            and w.dtype == torch.float32 and w.shape == (48, 192) and w.is_contiguous()
+            and _accept("lstm_fits", tensors)
+        )
+    ):
+        return False
     return (
-        _is_plain_gpu_call(tensors)
-        and not torch.is_autocast_enabled()
+        not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
-        and x.dtype == torch.float32 and x.ndim == 3 and x.shape[2] == 192 and x.is_contiguous() and x.numel() > 0
-        and w.dtype == torch.float32 and w.shape == (48, 192) and w.is_contiguous()
     )
 
 
 class _DirectLaunches:
-    """A kernel whose compiled versions are launched directly, as ``compiled[grid](...)``.
+    """A kernel whose compiled versions are launched directly: without a search, and without a check of each pointer.
 
-    ``kernel[grid](...)`` searches for the compiled version in each launch: 23 us on an H100 host, 12 us without.
-    Here a version is kept for all that Triton specialises on: device and dtypes of tensors, whether integers are 1,
-    multiples of 16 or beyond 32 bits, constants and options. Launches with unaligned tensors are left to Triton.
+    A version is kept for all that Triton specialises on: device and dtypes of tensors, whether integers are 1,
+    multiples of 16 or beyond 32 bits, constants and options. An autotuner reads its key as well, and heuristics may
+    read all arguments, so their values and the layouts of tensors count, too. Launches with unaligned tensors or
+    changed settings are left to Triton.
     """
 
-    def __init__(self, kernel):
-        self.kernel, self.versions = kernel, {}
-        # An autotuner chooses versions itself. For AMD's GPUs Triton also specialises on the size of tensors.
-        self.is_direct = isinstance(kernel, triton.JITFunction) and torch.version.hip is None
+    def __init__(self, fn):
+        self.fn, self.forms, self.by_value, hooks = fn, {}, set(), []
+        while hasattr(fn, "fn") and not isinstance(fn, triton.JITFunction):
+            self.by_value |= set(getattr(fn, "keys", fn.arg_names))  # what an autotuner reads, or heuristics
+            hooks += [config.pre_hook for config in getattr(fn, "configs", [])]
+            fn = fn.fn
+        # For AMD's GPUs Triton also specialises on the size of tensors.
+        self.is_direct = isinstance(fn, triton.JITFunction) and torch.version.hip is None and not any(hooks)
+        self.kernel, self.names = fn, fn.arg_names if self.is_direct else []
+        self.variables = {p.name for p in fn.params if not p.is_constexpr} if self.is_direct else set()
+        self.plain = (int, bool, float, str, type(None), torch.dtype, triton.language.dtype)
+        knobs, self.driver = triton.knobs, triton.runtime.driver
+        hooks = [knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook]
+        hooks = [getattr(hook, "calls", hook) for hook in hooks] + [getattr(fn, "pre_run_hooks", None)]
+        # What the program sets is in these, and the hooks that it adds.
+        self.settings = (knobs.runtime.__dict__, knobs.compilation.__dict__, *hooks)
 
     def __getitem__(self, grid):
-        if not self.is_direct or callable(grid) or torch.compiler.is_compiling():
-            return self.kernel[grid]
-        return lambda *arguments, **constants: self.launch(grid, arguments, constants)
+        if not self.is_direct or torch.compiler.is_compiling():
+            return self.fn[grid]
+        return lambda *arguments, **named: self.launch(grid, arguments, named)
 
-    def launch(self, grid, arguments, constants):
-        # Triton tells apart 1, 1.0 and True, which are equal in Python.
-        key = [*constants, None, *constants.values(), *map(type, constants.values())]
-        tensor, addresses = None, 0
-        for argument in arguments:
-            if type(argument) is int:
-                if -(2**31) <= argument < 2**31:
-                    # 0 stands for all multiples of 16 and 2 for other integers except 1.
-                    key.append(1 if argument == 1 else argument % 16 and 2)
-                else:
-                    key.append((argument % 16 == 0, argument // 2**63))
-            elif isinstance(argument, torch.Tensor):
-                key.append(argument.dtype)
-                tensor, addresses = argument, addresses | argument.data_ptr()
-            else:
-                key.append(type(argument))
-        device = None if tensor is None else tensor.get_device()
-        key = (device, *key)
-        version = self.versions.get(key)
-        settings = triton.knobs.runtime.__dict__ or triton.knobs.compilation.__dict__  # those that the program changed
-        if version is None or addresses % 16 or settings or self.kernel.pre_run_hooks:
-            compiled = self.kernel[grid](*arguments, **constants)
-            if not (addresses % 16 or settings) and self.is_complete(key, compiled, arguments, constants):
-                self.versions[key] = compiled, [constants[name] for name in self.kernel.arg_names[len(arguments) :]]
-        else:
-            compiled, values = version
-            stream = triton.runtime.driver.active.get_current_stream(device)
-            compiled[(*grid, 1, 1)[:3]](*arguments, *values, stream=stream)
+    def launch(self, grid, arguments, named):
+        types = (len(arguments), *named, *map(type, arguments), *map(type, named.values()))
+        form = self.forms.get(types)
+        if form is None:
+            form = self.forms[types] = self.form_of(arguments, named), {}
+        read, versions = form
+        if read is None or any(self.settings) or (self.kernel.used_global_vals and self.is_changed()):
+            return self.fn[grid](*arguments, **named)
+        key, addresses, values = read(*arguments, **named)
+        driver = self.driver.active
+        device = key[0]
+        version = versions.get((device, key))
+        if addresses % 16:
+            return self.fn[grid](*arguments, **named)
+        if version is None:
+            return self.searched(grid, arguments, named, versions, (device, key))
+        compiled, rest = version
+        for place, name, value in rest:
+            values[place] = value
+        if callable(grid):
+            bound = dict(zip(self.names, arguments))
+            bound.update(named)
+            for _, name, value in rest:
+                bound[name] = value
+            grid = grid(bound)
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = driver.get_current_stream(device)
+        compiled.run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *values)
+        return compiled
 
-    def is_complete(self, key, compiled, arguments, constants) -> bool:
-        """Whether the key holds all that the compiled version depends on."""
-        return (
-            isinstance(compiled, triton.compiler.CompiledKernel)
-            and key[0] is not None
-            and not self.kernel.used_global_vals  # Triton compares these in every launch
-            and all(isinstance(item, torch.Tensor) or type(item) in (int, float, bool) for item in arguments)
-            # 0.0 equals -0.0, and NaN equals nothing.
-            and not any([isinstance(value, float) for value in constants.values()])
-            and not any([item.is_constexpr for item in self.kernel.params[: len(arguments)]])
-            and all(item.is_constexpr and item.name in constants for item in self.kernel.params[len(arguments) :])
-        )
+    def is_changed(self):
+        """Whether global variables that the kernel reads have other values than when it was compiled."""
+        used = self.kernel.used_global_vals.items()
+        return any(space.get(name) != value for (name, _), (value, space) in used)
+
+    def form_of(self, arguments, named):
+        """Reads launches with arguments of these types: key, all addresses in one, and values for the driver."""
+        given = [*zip(self.names, arguments), *named.items()]
+        values, keys, tensors = dict.fromkeys(self.names), [], []
+        for name, value in given:
+            is_variable, is_value = name in self.variables, name not in self.variables or name in self.by_value
+            if is_variable and isinstance(value, torch.Tensor):
+                layout = f", {name}.shape, {name}.stride()" if is_value else ""
+                keys.append(f"{name}.dtype{layout}")
+                tensors.append(name)
+                values[name] = f"of_{name}"
+                continue
+            if type(value) not in self.plain or (is_variable and isinstance(value, (str, torch.dtype))):
+                return None
+            if is_value:
+                # 0.0 equals -0.0, and NaN equals nothing.
+                keys.append(f"{name}.hex()" if isinstance(value, float) else name)
+            elif type(value) is int:
+                # 0 stands for all multiples of 16 and 2 for other integers except 1.
+                is_short = f"-2147483648 <= {name} < 2147483648"
+                keys.append(f"{name} % 16 and ({name} == 1 or 2) if {is_short} else ({name} % 16 == 0, {name} >> 63)")
+            values[name] = name
+        names = [name for name, _ in given]
+        if not tensors or len(arguments) > len(self.names) or len({*names}) < len(names):
+            return None
+        if not all(map(str.isidentifier, names)):
+            return None
+        addresses = " | ".join(f"(of_{name} := {name}.data_ptr())" for name in tensors)
+        bound = ", ".join(str(values[name]) for name in self.names)
+        key = ", ".join([f"{tensors[0]}.get_device()", *keys])
+        return eval(f"lambda {', '.join(names)}: (({key},), {addresses}, [{bound}])")
+
+    def searched(self, grid, arguments, named, versions, key):
+        passed = {}  # what the autotuner and heuristics pass to the kernel at last
+        self.kernel.pre_run_hooks.append(lambda *args, **kwargs: passed.update(kwargs))
+        try:
+            compiled = self.fn[grid](*arguments, **named)
+        finally:
+            self.kernel.pre_run_hooks.pop()
+        if isinstance(compiled, triton.compiler.CompiledKernel):
+            if len(versions) == 1000:
+                versions.clear()
+            rest = [(i, p.name, passed.get(p.name, p.default)) for i, p in enumerate(self.kernel.params)]
+            rest = [item for item in rest[len(arguments) :] if item[1] not in named]
+            versions[key] = compiled, rest
+        return compiled
 
 
 def lstm_launch(x, w, lstm_kernel=_DirectLaunches(lstm_kernel)):
