@@ -335,8 +335,8 @@ def verification_cases(
     the first case has the workload's sizes, and none larger ones.
 
     A version of the user's file has no cases that repeat others: several distributions where no argument follows them, and
-    the second small size of a network whose other sizes are constant. Each new size of a network takes seconds on a GPU, because
-    libraries choose an algorithm for each of its operations.
+    the second small and the second larger size of a network whose other sizes are constant. Each new size of a network takes
+    seconds on a GPU, because libraries choose an algorithm for each of its operations.
     """
     graph = capture.graph
     base = reduced_sizes(capture, part=part) if interpreted else dict(graph.sizes)
@@ -382,7 +382,8 @@ def verification_cases(
         if is_large and (long := sizes_with_longest(graph, base, variable)):
             plans.append((long, "normal"))
         plans += [(small, "normal")]
-        if interpreted or not is_version or len(variable) > 1 or not is_network(graph):
+        leaves_out = is_version and not interpreted and len(variable) == 1 and is_network(graph)
+        if not leaves_out:
             plans.append((other, "mixed"))
         # The effect of values does not depend on the size, so small sizes do.
         less = (
@@ -394,7 +395,8 @@ def verification_cases(
         )
         plans += [(middle, d) for d in further] + [(empty, "normal")]
         plans += [(beyond, "normal")] if limits else []
-        if not (too_large(graph, larger, 2.0) if interpreted else huge):
+        has_larger = leaves_out and odd[variable[0]] > base[variable[0]]
+        if not (too_large(graph, larger, 2.0) if interpreted else huge or has_larger):
             plans.append((larger, "normal"))
         last = small
     cases = [Case(sizes, distribution, seed + i) for i, (sizes, distribution) in enumerate(plans)]
