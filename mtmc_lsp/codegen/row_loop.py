@@ -11,7 +11,7 @@ from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.codegen.module.launchers.values import FLAG
 from mtmc_lsp.core.dtypes import is_float, itemsize
-from mtmc_lsp.core.graph import PRODUCTS, Node, Ref, RowLoop, Rows
+from mtmc_lsp.core.graph import PRODUCTS, Node, Ref, RowLoop, Rows, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower import lower
@@ -121,7 +121,10 @@ class LoopBody:
             raise CannotCode(
                 f"the loop over rows reads {missing.name}, which no kernel writes; fuse it with its producer"
             )
-        arguments = [_chunk(outer.variables[ref], rows) for ref, rows in zip(refs, loop.inputs, strict=True)]
+        arguments = [
+            _chunk(outer.variables[ref], rows) + _copied(outer.ir.graph.type_of(ref), item.type)
+            for ref, rows, item in zip(refs, loop.inputs, graph.inputs, strict=True)
+        ]
         arguments += [outer.number_names[name] for name in self.launcher.number_names]
         arguments += [outer.size(Size.symbol(name)) for name in loop.sizes]
         totals, destinations = dict[Ref, str](), dict[Ref, str]()
@@ -204,6 +207,15 @@ def _chunk(variable: str, rows: Rows | None) -> str:
         return f"{variable}[{colons}start:stop]"
     flat = f"{variable}.flatten({rows.first}, {rows.first + rows.count - 1})"
     return f"{flat}[{colons}{'None, ' * (rows.count - 1)}start:stop]"
+
+
+def _copied(whole: TensorType, chunk: TensorType) -> str:
+    """What makes the rows of a chunk contiguous if the body expects that, and the tensor is not.
+
+    ``flatten`` copies rows that are not one dimension in memory, but not where a size is 1. With a batch of 1, the rows of an
+    expanded tensor have a stride of 0.
+    """
+    return ".contiguous()" if chunk.is_contiguous and not whole.is_contiguous else ""
 
 
 def _is_short(dtype: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from mtmc_lsp.core.protocols import CannotCode
 from tests.codegen.checker import Checker
-from tests.training.linear_losses import OTHER_LOSSES, SCALAR_LOSSES, SHAPES, few_cases, in_chunks
+from tests.training.linear_losses import OTHER_LOSSES, PREFERENCES, SCALAR_LOSSES, SHAPES, few_cases, in_chunks
 from tests.training.targets import HEAD, cases
 
 
@@ -39,6 +39,39 @@ def test_a_second_backward_pass_of_a_call_computes_the_gradients_again(checker: 
     assert taken in candidate.source
     second = replace(candidate, id="second", source=candidate.source.replace(taken, "gradients = None"))
     assert checker.first_failure(capture, second, cases(capture)) == ""
+
+
+FLATTENED_TO_VIEWS: dict[str, tuple[str, dict[str, int]]] = {
+    "a batch of one": (
+        """def f(x, weight, target, scale):
+    logp = torch.log_softmax(x @ weight.T, -1).gather(-1, target[..., None])[..., 0]
+    ratio, scale = torch.exp(0.1 * logp), scale[:, :1]
+    return torch.min(ratio * scale, ratio.clamp(0.3, 0.4) * scale).mean()
+""",
+        {"B": 1, "S": 7},
+    ),
+    "a length of one after the shift": (
+        """def f(x, weight, target, scale):
+    logp = torch.log_softmax(x @ weight.T, -1)[:, :-1].gather(-1, target[:, 1:, None])[..., 0]
+    return (logp * scale[:, 1:]).mean()
+""",
+        {"B": 4, "S": 2},
+    ),
+}
+"""Losses, and sizes with which torch flattens rows to a view that the workload's strides do not permit."""
+
+
+@pytest.mark.parametrize("name", FLATTENED_TO_VIEWS)
+@pytest.mark.parametrize("early", [True, False])
+def test_rows_that_only_some_sizes_flatten_to_a_view(checker: Checker, name: str, early: bool) -> None:
+    text, sizes = FLATTENED_TO_VIEWS[name]
+    capture = checker.capture(f"{HEAD}# mtmc: {PREFERENCES} scale=f32[B,S] B=3 S=7 D=32 V=200 grad=x,weight\n{text}")
+    tried = [replace(case, sizes={**case.sizes, **sizes}) for case in cases(capture)[:2]]
+    candidate = in_chunks(capture, early=early)
+    assert checker.first_failure(capture, candidate, tried) == ""
+    if early:
+        without = candidate.source.replace("start:stop].contiguous()", "start:stop]")
+        assert "relative L2 error" in checker.first_failure(capture, replace(candidate, source=without), tried)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17])
