@@ -152,7 +152,9 @@ def test_a_loop_of_a_package_that_a_branch_imported_is_kept(tmp_path: Path) -> N
 
 def test_a_function_is_found_among_objects_that_are_not_collected() -> None:
     namespace: dict[str, Callable[..., object]] = {}
-    code = compile("def f(x):\n    for i in range(3):\n        x = x + i\n    return x\n", "/site-packages/a.py", "exec")
+    code = compile(
+        "def f(x):\n    for i in range(3):\n        x = x + i\n    return x\n", "/site-packages/a.py", "exec"
+    )
     exec(code, namespace)
     function = namespace["f"]
     was_enabled = gc.isenabled()
