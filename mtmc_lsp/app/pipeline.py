@@ -58,6 +58,7 @@ from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables, sees_gpu
+from mtmc_lsp.process.priority import MIN_CORES, usable_cores
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.kinds import SEARCHES
@@ -393,7 +394,12 @@ class Pipeline:
         self._resources.callback(self._early.close)
 
     def _early_module(self) -> ConstructRequest | None:
-        """How to construct the target's module on the GPU; None without a workload, which the capture reports."""
+        """How to construct the target's module on the GPU; None without a workload, which the capture reports.
+
+        Also None on few cores: the run waits for the capture, which needs them.
+        """
+        if len(usable_cores()) < MIN_CORES:
+            return None
         try:
             workload = workload_of(self.target)
         except MtmcError:

@@ -326,8 +326,11 @@ def is_unfinished(result: RunResult) -> bool:
 
 def are_unfinished(steps: Sequence[Step]) -> bool:
     """Whether a step had no time to be verified, and none was verified or slower."""
-    judged = any(step.timing is not None or (step.verdict is not None and step.verdict.is_correct) for step in steps)
-    return not judged and any(step.failure is FailureKind.DEADLINE for step in steps)
+    late = [step for step in steps if step.failure is FailureKind.DEADLINE]
+    # A step that is fast enough is timed before it is verified.
+    was_slower = any(step.timing is not None for step in steps if step not in late)
+    is_verified = any(step.verdict is not None and step.verdict.is_correct for step in steps)
+    return bool(late) and not was_slower and not is_verified
 
 
 def _compiler_is_faster(result: RunResult) -> bool:

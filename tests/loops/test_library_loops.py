@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.worker.loops.keeping import LIBRARY_LINES, Keeper
+from mtmc_lsp.capture.worker.loops.statements.functions import library_functions
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer
+from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.source.targets import find_target
 
 PACKAGE = '''import functools
 import torch
@@ -112,3 +119,48 @@ def test_a_loop_of_a_package_has_a_line_of_its_own() -> None:
     keeper.unrolled = {3: "of a reason", LIBRARY_LINES + 2: "of another"}
     (note,) = keeper.notes(["", "", "for t in x:"])
     assert note == "the loop of line 3 is unrolled, because of a reason: `for t in x:`"
+
+
+IMPORTED = """import torch
+from recurrences import recurrence
+
+# mtmc: a=f32[N,T]@0.1..0.9 x=f32[N,T] N=3 T=24
+def scanned(a, x):
+    return torch.tanh(recurrence(a, x))
+"""
+
+
+def test_a_loop_of_a_package_that_a_branch_imported_is_kept(tmp_path: Path) -> None:
+    """A branch excludes what it imported from garbage collection, which hides it from `gc.get_referrers`."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "recurrences.py").write_text(PACKAGE)
+    file = folder / "model.py"
+    file.write_text(IMPORTED)
+    target = find_target(file.read_bytes(), str(file), "scanned")
+    workload = find_workload(str(file), file.read_bytes(), target)
+    with ForkServer(sys.executable, INTERPRETER_ENV) as fork_server:
+        branch = fork_server.branch(str(file), str(folder))
+        try:
+            with Worker(sys.executable, cwd=str(folder), env=INTERPRETER_ENV, fork_server=branch) as worker:
+                graph = run_capture(workload, file.read_bytes(), worker, 120).graph
+        finally:
+            branch.close()
+    (loop,) = (node.loop for node in graph.nodes if node.loop is not None)
+    assert str(loop.count) == "T"
+
+
+def test_a_function_is_found_among_objects_that_are_not_collected() -> None:
+    namespace: dict[str, Callable[..., object]] = {}
+    code = compile(
+        "def f(x):\n    for i in range(3):\n        x = x + i\n    return x\n", "/site-packages/a.py", "exec"
+    )
+    exec(code, namespace)
+    function = namespace["f"]
+    was_enabled = gc.isenabled()
+    gc.freeze()
+    try:
+        assert library_functions([function.__code__]) == [function]
+        assert gc.get_freeze_count() and gc.isenabled() == was_enabled
+    finally:
+        gc.unfreeze()

@@ -233,11 +233,14 @@ class Branched:
     def close(self) -> None: ...
 
 
+STARTED = ["early", "capture", "measurer", "close", "close"]
+
+
 @pytest.mark.parametrize(
-    ("sees_gpu", "expected"), [(True, ["early", "capture", "measurer", "close", "close"]), (False, ["capture"])]
+    ("sees_gpu", "cores", "expected"), [(True, 8, STARTED), (True, 2, STARTED), (False, 8, ["capture"])]
 )
 def test_a_run_starts_them_before_the_capture(
-    sees_gpu: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capture_of: Any
+    sees_gpu: bool, cores: int, expected: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capture_of: Any
 ) -> None:
     path = tmp_path / "model.py"
     path.write_text(RMS.text)
@@ -246,6 +249,7 @@ def test_a_run_starts_them_before_the_capture(
     monkeypatch.setattr(Early, "events", events)
     monkeypatch.setattr(pipeline_module, "EarlyProcesses", Early)
     monkeypatch.setattr(pipeline_module, "sees_gpu", lambda: sees_gpu)
+    monkeypatch.setattr(pipeline_module, "usable_cores", lambda: [*range(cores)])
     monkeypatch.setattr(pipeline_module, "refuse_calls_without_kernels", lambda *_: None)
     if sees_gpu:
         monkeypatch.setattr(pipeline_module, "LocalMeasurer", NoMeasurer)
@@ -261,4 +265,5 @@ def test_a_run_starts_them_before_the_capture(
         pipeline.measurer()
     assert events == expected
     if sees_gpu:
-        assert Early.construct == ConstructRequest(workload_of(target), RMS.text, "model")
+        request = ConstructRequest(workload_of(target), RMS.text, "model")
+        assert Early.construct == (request if cores > 2 else None), "on few cores, the capture goes before"

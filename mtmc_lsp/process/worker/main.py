@@ -45,6 +45,7 @@ COMMANDS = {
     "verify.share_inputs": ("ShareInputsRequest", "reference_commands:share_inputs"),
     "verify.unshare_inputs": ("UnshareInputsRequest", "reference_commands:unshare_inputs"),
     "verify.candidate": ("CandidateRequest", "candidate_commands:run_candidate"),
+    "verify.construct": ("ConstructRequest", "load_command:construct"),
     "verify.load": ("LoadRequest", "load_command:load"),
     "verify.guard": ("GuardRequest", "guard_command:check_guard"),
     "verify.judge": ("JudgeRequest", "judge_command:judge"),

@@ -42,8 +42,28 @@ def functions_of(module: ModuleType, path: str, target: Any) -> list[FunctionTyp
 def library_functions(codes: Iterable[CodeType]) -> list[FunctionType]:
     """The functions among ``codes`` that are in installed packages and have a loop over a ``range``."""
     counting = [code for code in codes if "range" in code.co_names and _may_loop_over_tensors(code)]
-    found = (item for item in gc.get_referrers(*counting) if type(item) is FunctionType) if counting else ()
+    found = (item for item in _referrers(counting) if type(item) is FunctionType) if counting else ()
     return [function for function in found if function.__code__ in counting]
+
+
+def _referrers(codes: list[CodeType]) -> list[Any]:
+    """The objects that refer to ``codes``, also those that were imported before this process was forked.
+
+    A fork server excludes its objects from garbage collection, and ``gc.get_referrers`` does not see them then.
+    """
+    if not gc.get_freeze_count():
+        return gc.get_referrers(*codes)
+    # What is garbage now would be excluded below, too.
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.unfreeze()
+    try:
+        return gc.get_referrers(*codes)
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _may_loop_over_tensors(code: CodeType) -> bool:
