@@ -14,9 +14,9 @@ from benchmarks.adversarial.conditions import CONDITIONS
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import ForeignCandidate
-from mtmc_lsp.verify.cases import EXPANDED, SLICED, TRANSPOSED, Case
+from mtmc_lsp.verify.cases import ALIASED, EXPANDED, SLICED, TRANSPOSED, Case
 from mtmc_lsp.verify.trials import Trial
-from mtmc_lsp.verify.worker.inputs import other_layout
+from mtmc_lsp.verify.worker.values.layouts import other_layout, stated_values
 
 WRONG = {condition.name: condition.candidates()[0] for condition in CONDITIONS if condition.kind == "layouts"}
 
@@ -67,3 +67,22 @@ def test_a_sliced_argument_has_its_values_in_unaligned_columns_of_wider_rows() -
     other = other_layout({"x": rows}, ["x"], SLICED)["x"]
     assert (other.stride(), other.storage_offset()) == ((7, 1), 1)
     assert torch.equal(other, rows)
+
+
+def test_arguments_with_different_ranges_share_no_memory(captured) -> None:
+    """A delta rule with keys of the queries' size would overflow, and rounding would decide where."""
+    names = ["q", "k", "v", "w"]
+    text = (
+        "import torch\n\n# mtmc: q=f32[N,8] k=f32[N,8]@-0.1..0.1 v=f32[N,8]@-0.1..0.1 w=f32[N,8]@0.0..1.0 N=16\n"
+        "def f(q, k, v, w):\n    return (q * k + v).exp() * w\n"
+    )
+    capture = captured(text, "f")
+    by_name = {leaf.name: leaf.input for leaf in capture.leaves}
+    inputs = {by_name[name]: torch.randn(16, 8) for name in names}
+    shared = other_layout(inputs, list(inputs), ALIASED, stated_values(capture))
+    q, k, v, w = (shared[by_name[name]] for name in names)
+    assert q is k and k is v and w is not k
+    assert torch.equal(q, inputs[by_name["k"]]) and torch.equal(w, inputs[by_name["w"]])
+    # The candidate's process gets the values in separate tensors, and shares the same ones.
+    again = other_layout({name: value.clone() for name, value in shared.items()}, list(inputs), ALIASED)
+    assert again[by_name["q"]] is again[by_name["k"]] is again[by_name["v"]] is not again[by_name["w"]]

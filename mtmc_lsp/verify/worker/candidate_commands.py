@@ -36,7 +36,6 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.sizes.case_sizes import LOOP_OPERATIONS, loop_operations
 from mtmc_lsp.verify.worker.callers import Prepare, changed_by_loading, load_candidate, state_after_loading
-from mtmc_lsp.verify.worker.inputs import other_layout
 from mtmc_lsp.verify.worker.interpreter import grids, prepare_interpreter
 from mtmc_lsp.verify.worker.interpreter.lane_operations import programs
 from mtmc_lsp.verify.worker.interpreter.stand_in import replace as replace_unseen
@@ -66,6 +65,7 @@ from mtmc_lsp.verify.worker.run_target import (
 from mtmc_lsp.verify.worker.surroundings import current
 from mtmc_lsp.verify.worker.surroundings.stand_in_gpu import describe_gpu
 from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled
+from mtmc_lsp.verify.worker.values.layouts import other_layout
 
 JUDGED_CALL = CallPlan()
 """One call without repeats, for a long loop that the guard refuses: the user's code runs there, not the version."""

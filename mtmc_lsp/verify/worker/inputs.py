@@ -20,19 +20,10 @@ from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.verify.cases import (
-    ALIASED,
-    EXPANDED,
-    EXPANDED_COLUMNS,
     NEAR,
-    PACKED,
     PEAKS,
     PEAKS_IN_PART,
     RARE_LARGE,
-    SLICED,
-    STEPPED,
-    STRIDED,
-    TRANSPOSED,
-    UNALIGNED,
     WITHIN,
 )
 from mtmc_lsp.verify.foreign.value_mix import VARIED, ValueMix
@@ -53,8 +44,6 @@ OFFSET, EXTREME = 100.0, 30.0
 """The mean of ``offset`` values, minus that of ``low`` ones; their spread is about 1. The scale of ``extreme`` values."""
 ZERO_PART = 0.5
 """The part of the rows that are 0 in ``zero rows``."""
-GAP = 3
-"""The unused columns between the rows of a sliced tensor: an odd number, so that no row is aligned."""
 MAGNITUDES = 3.0
 """``mixed`` values range over ten to the power of minus and plus this."""
 
@@ -254,43 +243,6 @@ def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torc
         for kind in kinds:
             flat[torch.randint(0, flat.numel(), (count,), generator=generator, device=flat.device)] = kind
     return flat.view(value.shape)
-
-
-def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: str) -> dict[str, torch.Tensor]:
-    """The inputs in one of the layouts of a case: the same values, except where elements share memory."""
-    result = dict(inputs)
-    for i, name in enumerate(names):
-        value = inputs[name]
-        if layout == STRIDED and value.dim():
-            # The order of the dimensions is reversed in memory, and every second element is unused.
-            memory = torch.empty(
-                [*reversed(value.shape[:-1]), 2 * value.shape[-1]], dtype=value.dtype, device=value.device
-            )
-            order = [*reversed(range(value.dim() - 1)), value.dim() - 1]
-            result[name] = memory[..., ::2].permute(order).copy_(value)
-        if layout == SLICED and value.dim():
-            wider = torch.empty([*value.shape[:-1], value.shape[-1] + GAP], dtype=value.dtype, device=value.device)
-            result[name] = wider[..., 1 : value.shape[-1] + 1].copy_(value)
-        if layout == UNALIGNED:
-            memory = torch.empty(value.numel() + 1, dtype=value.dtype, device=value.device)
-            result[name] = memory[1:].view(value.shape).copy_(value)
-        if layout == STEPPED and value.dim():
-            wider = torch.empty([*value.shape[:-1], 3 * value.shape[-1]], dtype=value.dtype, device=value.device)
-            result[name] = wider[..., ::3].copy_(value)
-        if layout == PACKED and value.dim():
-            result[name] = torch.cat([value] * 3, dim=-1).chunk(3, -1)[1]
-        if layout == TRANSPOSED and value.dim() > 1:
-            # Images are channels-last then.
-            inner = min(value.dim() - 2, 1)
-            result[name] = value.movedim(inner, -1).contiguous().movedim(-1, inner)
-        if layout == EXPANDED and value.dim() and value.numel():
-            result[name] = value[:1].expand(value.shape)
-        if layout == EXPANDED_COLUMNS and value.dim() > 1 and value.numel():
-            result[name] = value[..., :1].expand(value.shape)
-        if layout == ALIASED:
-            same_type = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
-            result[name] = result[next(same_type, name)]
-    return result
 
 
 def read_tensor(instance: Any, access: str) -> torch.Tensor:

@@ -28,7 +28,7 @@ from mtmc_lsp.verify.messages import (
 )
 from mtmc_lsp.verify.worker.comparison.draws import least_draws
 from mtmc_lsp.verify.worker.expectations import expected_of
-from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout
+from mtmc_lsp.verify.worker.inputs import make_inputs
 from mtmc_lsp.verify.worker.instances import original_of
 from mtmc_lsp.verify.worker.observation.library_work import LibraryWork
 from mtmc_lsp.verify.worker.oracle_runs.limits import Attempt
@@ -44,6 +44,7 @@ from mtmc_lsp.verify.worker.run_target import (
     target_source,
     use_one_thread,
 )
+from mtmc_lsp.verify.worker.values.layouts import other_layout, stated_values
 
 
 def constructor(request: ConstructorRequest) -> ConstructorAnswer:
@@ -158,7 +159,7 @@ def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
     if case.kind == FLOAT64:
         inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
     names = [leaf.input for leaf in capture.leaves if leaf.input in inputs]
-    return module, other_layout(inputs, names, case.layout)
+    return module, other_layout(inputs, names, case.layout, stated_values(capture))
 
 
 def _module(data: CaseRequest) -> Any:
