@@ -300,7 +300,7 @@ class _DirectLaunches:
                 keys.append(f"{name}.hex()" if isinstance(value, float) else name)
             elif type(value) is int:
                 # 0 stands for all multiples of 16 and 2 for other integers except 1.
-                is_short = f"-2147483648 <= {name} < 2147483648"
+                is_short = f"-(2**31) <= {name} < 2**31"
                 keys.append(f"{name} % 16 and ({name} == 1 or 2) if {is_short} else ({name} % 16 == 0, {name} >> 63)")
             values[name] = name
         names = [name for name, _ in given]
