@@ -54,7 +54,6 @@ _HELPER = '''class HELPER:
         if read is None or any(self.settings) or (self.kernel.used_global_vals and self.is_changed()):
             return self.fn[grid](*arguments, **named)
         key, addresses, values = read(*arguments, **named)
-        driver = self.driver.active
         device = CURRENT_DEVICE
         version = versions.get((device, key))
         if addresses % 16:
@@ -71,7 +70,7 @@ _HELPER = '''class HELPER:
                 bound[name] = value
             grid = grid(bound)
         x, y, z = (*grid, 1, 1)[:3]
-        stream = driver.get_current_stream(device)
+        stream = self.driver.active.get_current_stream(device)
         compiled.run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *values)
         return compiled
 
@@ -147,7 +146,7 @@ def launch_helper(name: str, *, on_one_gpu: bool) -> str:
         }
     else:
         parts = {
-            "CURRENT_DEVICE": "driver.get_current_device()",
+            "CURRENT_DEVICE": "self.driver.active.get_current_device()",
             "FIRST_KEY": "",
             "TENSOR_TYPES": "(torch.Tensor, triton.runtime.jit.TensorWrapper)",
             "BASE_OF_WRAPPER": """\

@@ -310,7 +310,6 @@ class _DirectLaunches:
         if read is None or any(self.settings) or (self.kernel.used_global_vals and self.is_changed()):
             return self.fn[grid](*arguments, **named)
         key, addresses, values = read(*arguments, **named)
-        driver = self.driver.active
         device = key[0]
         version = versions.get((device, key))
         if addresses % 16:
@@ -327,7 +326,7 @@ class _DirectLaunches:
                 bound[name] = value
             grid = grid(bound)
         x, y, z = (*grid, 1, 1)[:3]
-        stream = driver.get_current_stream(device)
+        stream = self.driver.active.get_current_stream(device)
         compiled.run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *values)
         return compiled
 
@@ -355,7 +354,7 @@ class _DirectLaunches:
                 keys.append(f"{name}.hex()" if isinstance(value, float) else name)
             elif type(value) is int:
                 # 0 stands for all multiples of 16 and 2 for other integers except 1.
-                is_short = f"-2147483648 <= {name} < 2147483648"
+                is_short = f"-(2**31) <= {name} < 2**31"
                 keys.append(f"{name} % 16 and ({name} == 1 or 2) if {is_short} else ({name} % 16 == 0, {name} >> 63)")
             values[name] = name
         names = [name for name, _ in given]

@@ -277,7 +277,6 @@ class _DirectLaunches:
         if read is None or any(self.settings) or (self.kernel.used_global_vals and self.is_changed()):
             return self.fn[grid](*arguments, **named)
         key, addresses, values = read(*arguments, **named)
-        driver = self.driver.active
         device = key[0]
         version = versions.get((device, key))
         if addresses % 16:
@@ -294,7 +293,7 @@ class _DirectLaunches:
                 bound[name] = value
             grid = grid(bound)
         x, y, z = (*grid, 1, 1)[:3]
-        stream = driver.get_current_stream(device)
+        stream = self.driver.active.get_current_stream(device)
         compiled.run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *values)
         return compiled
 
