@@ -36,6 +36,7 @@ from compared import (
     identity,
     made_inputs,
     number,
+    ours_text,
     versions,
 )
 from compared import measured as measured_contenders
@@ -185,7 +186,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     lines.append("|---|---|---|---|---|---|---|---|")
     gains: dict[str, list[float]] = {name: [] for name in (*CONTENDERS[:3], "best")}
     for row in rows:
-        times = [number(row[name].get("us")) for name in CONTENDERS]
+        times = [*(number(row[name].get("us")) for name in CONTENDERS[:3]), ours_text(row)]
         us, best = delivered_us(row), best_of_others(row)
         if us and best:
             gains["best"].append(best / us)
@@ -193,10 +194,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
                 if row[name].get("us"):
                     gains[name].append(row[name]["us"] / us)
         target, sizes = identity(row)
-        if not row["ours"].get("us"):
-            times[-1] = "not delivered" if not row["ours"].get("error") else "failed"
-        elif row["kernels_run"] is False:
-            times[-1] += " (original code)"
         graphs = ", ".join(number(row[name].get("graph_us")) or "-" for name in CONTENDERS)
         peaks = ", ".join(number(_mib(row[name].get("peak_bytes"))) or "-" for name in CONTENDERS)
         ratio = f"{best / us:.2f}" if us and best else ""

@@ -38,6 +38,7 @@ from compared import (
     identity,
     made_inputs,
     number,
+    ours_text,
     versions,
 )
 from compared import measured as measured_contenders
@@ -170,11 +171,7 @@ def summary(rows: Sequence[Row]) -> str:
         target, sizes = identity(row)
         others = ", ".join(f"{_name(row, name)} {number(row[name].get('us')) or '-'}" for name in row["others"])
         graphs = ", ".join(number(row[name].get("graph_us")) or "-" for name in row["others"])
-        ours, us = number(row["ours"].get("us")), delivered_us(row)
-        if not ours:
-            ours = "failed" if row["ours"].get("error") else "not delivered"
-        elif row["kernels_run"] is False:
-            ours += " (original code)"
+        us = delivered_us(row)
         ratios = []
         for is_rounded in (True, False):
             best = fastest(row, is_rounded=is_rounded)
@@ -183,7 +180,7 @@ def summary(rows: Sequence[Row]) -> str:
                 gains.setdefault((row["library"], is_rounded), []).append(best / us)
         lines.append(
             f"| {target.partition('::')[2]} {sizes} | {number(row['eager'].get('us'))} | {row['library']}: {others} "
-            f"| {ours} | {' | '.join(ratios)} | {graphs}; {number(row['ours'].get('graph_us')) or '-'} |"
+            f"| {ours_text(row)} | {' | '.join(ratios)} | {graphs}; {number(row['ours'].get('graph_us')) or '-'} |"
         )
     lines.append("")
     for (library, is_rounded), each in gains.items():

@@ -246,6 +246,13 @@ def delivered_us(row: Row) -> float | None:
     return us
 
 
+def ours_text(row: Row) -> str:
+    """The time of the delivered version for a table, or why there is none."""
+    if not row["ours"].get("us"):
+        return "failed" if row["ours"].get("error") else "not delivered"
+    return number(row["ours"]["us"]) + (" (original code)" if row["kernels_run"] is False else "")
+
+
 def number(value: float | None) -> str:
     """A number for a table; empty if there is none."""
     return "" if value is None else f"{value:.0f}"

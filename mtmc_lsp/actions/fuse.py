@@ -9,8 +9,8 @@ same axes. Then each program instance runs all iterations for its elements, in o
 loop are part of it where an iteration reads or writes one slice of them: it computes that slice from slices of the operands.
 Where the body multiplies its state by matrices that are the same in all iterations, rows of the state are independent. A program
 instance then holds whole rows, and at most 32 tiles of 128 x 128 elements are all matrices of an iteration. With larger matrices,
-or where reading them takes longer than launches, each iteration is a launch: states are in memory, in two slices, of which an
-iteration reads one and writes the other. Then no product of an iteration waits for another one, and there are no other sums.
+or where reading them takes longer than launches, each iteration is a launch. Two slices in memory hold the states: an iteration
+reads one slice and writes the other. Then no product of an iteration waits for another one, and there are no other sums.
 
 In a backward pass, sums over all rows, such as the gradients of weights and biases of a norm, join the kernel that walks these
 rows, if nothing in a row depends on them (:mod:`mtmc_lsp.ir.reductions.column_sums`). A fixed number of programs adds the rows

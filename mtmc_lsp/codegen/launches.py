@@ -28,6 +28,7 @@ from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
 from mtmc_lsp.codegen.tile.tile_kernel import write_tile_kernel
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind
 from mtmc_lsp.schedule.configs import (
@@ -149,7 +150,7 @@ def _write_kernels(
     lines: list[str],
     device: DeviceModel,
 ) -> list[Kernel]:
-    sources = sources_of(ir, region) if isinstance(plan.config, LoopConfig) else ()
+    sources = sources_of(ir, loop_in(ir, region).node) if isinstance(plan.config, LoopConfig) else ()
     missing = [prim for prim in (*region.inputs, *sources) if prim not in launcher.buffers]
     if missing:
         raise CannotCode(f"the input {ir.prims[missing[0]].origin} of this kernel is not in memory; fuse its producer")

@@ -61,17 +61,17 @@ class EarlyProcesses:
         if self._construct is not None:
             # The reference is awaited first.
             both = (self.reference.worker, self.trials)
-            threads = [threading.Thread(target=self._construct_in, args=(worker,), daemon=True) for worker in both]
+            arguments = [(worker, self._construct) for worker in both]
+            threads = [threading.Thread(target=self._construct_in, args=each, daemon=True) for each in arguments]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
 
-    def _construct_in(self, worker: Worker) -> None:
-        if self._construct is None or self._is_over:
-            return
-        with contextlib.suppress(MtmcError):
-            worker.call(self._construct, CONSTRUCT_SECONDS)
+    def _construct_in(self, worker: Worker, request: ConstructRequest) -> None:
+        if not self._is_over:
+            with contextlib.suppress(MtmcError):
+                worker.call(request, CONSTRUCT_SECONDS)
 
     def take(self) -> None:
         """Let the measurer own the processes and folders from now on; it starts what has not started yet."""

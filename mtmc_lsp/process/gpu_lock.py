@@ -63,7 +63,7 @@ def alone(gpu: str, folder: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def filling(gpu: str, end: float = float("inf")) -> Iterator[bool]:
-    """Let one run at a time fill the GPU's memory. Other runs continue; one that gets too little memory waits for this lock.
+    """Let one run at a time fill the GPU's memory. Other runs continue. A run that gets too little memory waits for this lock.
 
     Whoever holds this may lock the GPU, never the other way round.
 

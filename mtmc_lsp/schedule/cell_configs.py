@@ -79,7 +79,7 @@ def prefers_launches(form: CellForm, device: DeviceModel) -> bool:
 
 
 def step_config(form: CellForm, device: DeviceModel) -> LoopConfig:
-    """A first configuration with a launch for each iteration: the largest tiles of which each multiprocessor gets one."""
+    """A first configuration with a launch for each iteration: the largest tiles that give each multiprocessor a program."""
     sizes, dtype = form.ir.graph.sizes, form.products[0].dtype
     count = 1 if form.has_matrix_per_row else next_power_of_two(_rows(form))
     columns, inner = next_power_of_two(form.width.value(sizes)), max(LEAST_DEPTH, _widest(form))

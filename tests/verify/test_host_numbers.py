@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mtmc_lsp.process.worker import host_numbers
-from mtmc_lsp.process.worker.host_numbers import LEAST, DrawingUnshared, one_thread
+from mtmc_lsp.process.worker.host_numbers import LEAST, DrawingUnshared
+from mtmc_lsp.process.worker.threads import one_thread
 
 MANY = torch.zeros(LEAST)
 

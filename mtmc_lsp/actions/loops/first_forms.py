@@ -42,7 +42,7 @@ def one_after_another(situation: Situation, fusion: Fusion) -> Fusion:
 def in_first_forms(
     situation: Situation, action: MacroAction, fusions: Sequence[Fusion], slower: Sequence[Fusion]
 ) -> MacroAction:
-    """The action for fusions, of which some are loops in another form: with its kind, title and reason.
+    """The action for fusions. Loops in another form than one iteration after another set its kind, title and reason.
 
     Args:
         slower: the fusions with iterations one after another.

@@ -23,10 +23,11 @@ from mtmc_lsp.codegen.loop.iterations import (
     result_pointer,
     row_buffers,
     row_strides,
+    sources_of,
     stride_text,
 )
 from mtmc_lsp.core.dtypes import compute_dtype
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.loops.blocks import BlockForm
@@ -47,7 +48,7 @@ def write_block_kernel(
     Raises:
         CannotCode: an operation of the body is not supported.
     """
-    sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
+    sources = sources_of(ir, form.node)
     writer = _BlockWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
     kernel = writer.finish(name, docstring)
     return of_graph(kernel, form, sources)

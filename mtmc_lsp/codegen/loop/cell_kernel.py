@@ -26,10 +26,11 @@ from mtmc_lsp.codegen.loop.iterations import (
     result_pointer,
     row_buffers,
     row_strides,
+    sources_of,
     stride_text,
 )
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.loop import MOST_MATRIX_TILES, LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
@@ -54,12 +55,21 @@ def write_cell_kernel(
     """
     if form.pieces(config.block) > 2 * MOST_MATRIX_TILES:
         raise CannotCode(f"block cannot be {config.block}: each iteration would multiply too many tiles of matrices")
-    if form.has_matrix_per_row and config.rows > 1:
-        raise CannotCode(f"rows cannot be {config.rows}: rows of this loop have different matrices")
-    sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
+    check_rows(form, config)
+    sources = sources_of(ir, form.node)
     writer = CellWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
     kernel = writer.finish(name, docstring)
     return of_graph(kernel, form, sources)
+
+
+def check_rows(form: CellForm, config: LoopConfig) -> None:
+    """Check that one program may compute the rows of the configuration.
+
+    Raises:
+        CannotCode: each row has a matrix, and there are several rows.
+    """
+    if form.has_matrix_per_row and config.rows > 1:
+        raise CannotCode(f"rows cannot be {config.rows}: rows of this loop have different matrices")
 
 
 class CellWriter:

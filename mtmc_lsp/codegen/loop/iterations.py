@@ -9,13 +9,11 @@ from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, literal
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.loop import LoopInput, Position
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.form import LoopForm, row_type
-from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import Region
 
 Move = tuple[str, Position, Size]
 """A pointer that moves from row to row, with the stride of the rows."""
@@ -44,9 +42,9 @@ def of_graph(kernel: Kernel, form: LoopForm, sources: Sequence[str]) -> Kernel:
     )
 
 
-def sources_of(ir: KernelIR, region: Region) -> list[str]:
-    """The primitives that a loop's kernels read. Views in the region may cancel, so these need not be the region's inputs."""
-    return [ir.of(ref).name for ref in loop_in(ir, region).node.args if isinstance(ref, Ref)]
+def sources_of(ir: KernelIR, node: Node) -> list[str]:
+    """The primitives that a loop's kernels read. Views in a region may cancel, so these need not be the region's inputs."""
+    return [ir.of(ref).name for ref in node.args if isinstance(ref, Ref)]
 
 
 def count_text(form: LoopForm, parameters: Parameters) -> str:

@@ -22,13 +22,14 @@ from mtmc_lsp.codegen.loop.iterations import (
     result_pointer,
     row_buffers,
     row_strides,
+    sources_of,
     stride_text,
 )
 from mtmc_lsp.codegen.loop.step_kernel import write_step_kernel
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype
-from mtmc_lsp.core.graph import Node, Ref, TensorType
+from mtmc_lsp.core.graph import Node, TensorType
 from mtmc_lsp.core.loop import LoopInput, LoopOutput, Position
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
@@ -68,7 +69,7 @@ def write_loop_kernel(
     if isinstance(form, BlockForm):
         return write_block_kernel(ir, form, buffers, config, name, docstring)
     node = form.node
-    sources = [ir.of(ref).name for ref in node.args if isinstance(ref, Ref)]
+    sources = sources_of(ir, node)
     types = [buffers[source] for source in sources]
     body = form.region
     separate = [[axis] for axis in body.parallel_axes], [[axis] for axis in body.reduced_axes]

@@ -17,14 +17,14 @@ from mtmc_lsp.codegen.loop.compositions import (
     composition_of,
     scan_dtype,
 )
-from mtmc_lsp.codegen.loop.iterations import of_graph
+from mtmc_lsp.codegen.loop.iterations import of_graph, sources_of
 from mtmc_lsp.codegen.loop.loop_kernel import write_loop_kernel
 from mtmc_lsp.codegen.loop.scan_states import ScanStates
 from mtmc_lsp.codegen.loop.scan_tile import Updates
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import steps_far
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import Axis
@@ -51,7 +51,7 @@ def write_scan_kernels(
     """
     form = loop_in(ir, region)
     scan, body = scan_form(form), form.region
-    sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
+    sources = sources_of(ir, form.node)
     types = [buffers[source] for source in sources]
     updates: Updates = {}
 

@@ -16,10 +16,10 @@ from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.persistence import hoist_invariants
 from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.loop.cell_expressions import CellExpressions, Columns
-from mtmc_lsp.codegen.loop.cell_kernel import CellWriter
-from mtmc_lsp.codegen.loop.iterations import count_text, of_graph, result_pointer, row_strides, stride_text
+from mtmc_lsp.codegen.loop.cell_kernel import CellWriter, check_rows
+from mtmc_lsp.codegen.loop.iterations import count_text, of_graph, result_pointer, row_strides, sources_of, stride_text
 from mtmc_lsp.core.dtypes import compute_dtype
-from mtmc_lsp.core.graph import Ref, TensorType, contiguous_stride
+from mtmc_lsp.core.graph import TensorType, contiguous_stride
 from mtmc_lsp.core.loop import LoopInput, LoopOutput
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
@@ -46,11 +46,10 @@ def write_step_kernel(
     Raises:
         CannotCode: an operation of the body is not supported.
     """
-    if form.has_matrix_per_row and config.rows > 1:
-        raise CannotCode(f"rows cannot be {config.rows}: rows of this loop have different matrices")
+    check_rows(form, config)
     if sums_of(form, config) > MOST_SUMS:
         raise CannotCode("rows, block and depth are too large for the sums of this loop; make one of them smaller")
-    sources = [ir.of(ref).name for ref in form.node.args if isinstance(ref, Ref)]
+    sources = sources_of(ir, form.node)
     writer = StepWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
     kernel = of_graph(writer.finish(name, docstring), form, sources)
     return replace(kernel, initial=tuple((pointer, writer.first(item, sources)) for item, pointer in writer.held))

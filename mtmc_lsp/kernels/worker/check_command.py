@@ -38,7 +38,7 @@ from mtmc_lsp.kernels.worker.launch_call import kernel_call
 from mtmc_lsp.kernels.worker.launch_record import launch_of
 from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
 from mtmc_lsp.process.gpu_lock import let_timings_pass, unshared
-from mtmc_lsp.process.worker.host_numbers import DrawingUnshared, one_thread
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
 from mtmc_lsp.process.worker.kernel_compilation import (
     compile_ahead,
     compile_seconds,
@@ -46,6 +46,7 @@ from mtmc_lsp.process.worker.kernel_compilation import (
     passing_at_launches,
     share_kernels,
 )
+from mtmc_lsp.process.worker.threads import one_thread
 from mtmc_lsp.timing.worker.timing_commands import device_name
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import is_interpreted

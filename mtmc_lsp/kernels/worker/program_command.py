@@ -10,8 +10,9 @@ import sys
 
 from mtmc_lsp.kernels.messages import ProgramAnswer, ProgramRequest
 from mtmc_lsp.kernels.worker.autotuners import first_configs, short_benchmarks
-from mtmc_lsp.process.worker.host_numbers import DrawingUnshared, one_thread
+from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
 from mtmc_lsp.process.worker.kernel_compilation import compiling_unshared, passing_at_launches, sharing_kernels
+from mtmc_lsp.process.worker.threads import one_thread
 
 
 def run_program(request: ProgramRequest) -> ProgramAnswer:

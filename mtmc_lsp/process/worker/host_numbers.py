@@ -1,10 +1,9 @@
-"""User code that computes on the host: it uses one thread, and releases the GPU while it draws numbers. Runs in workers."""
+"""User code that draws random numbers on the host releases the GPU meanwhile. Runs in workers."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,17 +14,6 @@ from mtmc_lsp.process.gpu_lock import unshared
 DRAWING = frozenset({"rand", "randn", "randint", "normal", "randperm", "rand_like", "randn_like", "randint_like"})
 LEAST = 1 << 18
 """Fewer numbers take less than a millisecond."""
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one core meanwhile: several runs share the cores, and their threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class DrawingUnshared(TorchFunctionMode):  # type: ignore[misc]

@@ -13,7 +13,7 @@ GPU_MEMORY_FRACTION = 0.85
 """Share of the GPU's memory that a candidate may use; the reference process needs some too."""
 MAX_ERROR_CHARACTERS = 600
 SIDE = 16
-"""Of the matrices and images of the first operations of libraries."""
+"""Rows and columns of the small matrices and images with which libraries are loaded."""
 
 _loaded = set[tuple[str, str]]()
 """Kinds of operations and dtypes whose libraries are loaded."""

@@ -13,17 +13,26 @@ the trials and the baselines."""
 
 
 @contextlib.contextmanager
-def few_threads() -> Iterator[None]:
-    """Let torch use this process's share of the threads, unless the code within sets another number.
+def using_threads(count: int) -> Iterator[None]:
+    """Let torch use this number of threads. A number that the code within sets stays."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() == count:
+            torch.set_num_threads(before)
+
+
+def few_threads() -> contextlib.AbstractContextManager[None]:
+    """Let torch use this process's share of the threads.
 
     The threads of an operation wait for each other in busy loops. Two processes that each initialised parameters with two
     threads on two cores took 1.5 s, with one thread 0.4 s each.
     """
-    before = torch.get_num_threads()
-    few = max(1, before // PROCESSES)
-    torch.set_num_threads(few)
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() == few:
-            torch.set_num_threads(before)
+    return using_threads(max(1, torch.get_num_threads() // PROCESSES))
+
+
+def one_thread() -> contextlib.AbstractContextManager[None]:
+    """Compute on one core: several runs share the cores, and their threads would wait for each other."""
+    return using_threads(1)

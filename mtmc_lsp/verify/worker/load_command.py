@@ -26,7 +26,7 @@ def load(request: LoadRequest) -> NoAnswer:
 
 
 def construct(request: ConstructRequest) -> NoAnswer:
-    """Load the user's file and construct the module, of which later calls use copies."""
+    """Load the user's file and construct the module. Later calls use copies of it."""
     workload = request.workload
     is_on_gpu = torch.cuda.is_available() and not is_interpreted() and workload.device == "cuda"
     sizes = {name: min(value, SMALL) for name, value in workload.sizes.items()}

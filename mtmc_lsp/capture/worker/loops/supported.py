@@ -33,7 +33,7 @@ def runs_step_by_step(op: str) -> bool:
 
 
 def multiplies_once(loop: Loop) -> bool:
-    """Whether an iteration has no sums besides products, of which none waits for another one. Then it can be one launch."""
+    """Whether an iteration can be one launch: it has no sums besides products, and no product waits for another one."""
     after: set[str] = set()
     for node in loop.nodes:
         waits = any(ref.name in after for ref in node.inputs())
