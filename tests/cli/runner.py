@@ -142,7 +142,7 @@ def mtmc(folder: Path, *arguments: str, **variables: str) -> Answer:
             pass_fds=lines,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=800,
             check=False,
             stdin=subprocess.DEVNULL,
         )

@@ -231,7 +231,7 @@ def run_beside(folder: Path, before: str, after: str, code: str) -> str:
         env={**environment(), "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

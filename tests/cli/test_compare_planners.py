@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_planners.py"
 
 def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(SCRIPT), *words], cwd=folder, capture_output=True, text=True, timeout=800, check=False
     )
 
 

@@ -170,7 +170,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (folder / "changes.json").write_text(json.dumps(CHANGES))
     (folder / "driver.py").write_text(DRIVER)
     variables = {**environment(), "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "driver.py"], cwd=folder, env=variables, check=True, timeout=300)
+    subprocess.run([sys.executable, "driver.py"], cwd=folder, env=variables, check=True, timeout=800)
     return json.loads((folder / "out.json").read_text())
 
 

@@ -29,7 +29,7 @@ def isolated(folder: Path, *arguments: str, **variables: str) -> Answer:
         env={**environment(), **variables},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
         stdin=subprocess.DEVNULL,
     )

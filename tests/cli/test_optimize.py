@@ -254,7 +254,7 @@ def test_a_file_that_changed_while_it_was_optimised_is_not_overwritten(tmp_path:
     process = started(tmp_path, "optimize", "model.py::two", "--arch", "sm_90", "--no-diff", "--apply")
     wait_for(process, "Step 1")
     file.write_text(GOOD + "\n# typed meanwhile\n")
-    rest = process.communicate(timeout=120)[0]
+    rest = process.communicate(timeout=800)[0]
     assert process.returncode == 2
     assert "changed on disk" in rest
     assert file.read_text() == GOOD + "\n# typed meanwhile\n"

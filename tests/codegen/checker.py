@@ -30,7 +30,7 @@ from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.messages import CandidateRequest, CandidateSource, CaseRequest, JudgeRequest, ReferenceRequest
 
-SECONDS = 60.0
+SECONDS = 240.0
 NOT_LAUNCHED = "no kernel was launched"
 
 

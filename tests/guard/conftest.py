@@ -70,7 +70,7 @@ def run_program(
         (tmp_path / "program.py").write_text(program)
         environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), **variables}
         done = subprocess.run(
-            [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+            [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
         )
         assert done.returncode == 0, done.stderr
         return done

@@ -29,6 +29,6 @@ def test_the_documented_snippet_optimises_and_keeps_a_step(tmp_path: Path) -> No
     (tmp_path / "init.el").write_text("(package-initialize)\n" + snippet("Emacs", quoted_command()))
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "MTMC_FILE": str(file)}
     command = [str(EMACS), "--batch", "-l", str(tmp_path / "init.el"), "-l", str(HERE / "emacs.el")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert "came to: all" in done.stdout, done.stdout + done.stderr
     assert "@triton.jit" in file.read_text()

@@ -23,7 +23,7 @@ from editor import FAKE
 
 HELIX = shutil.which("hx")
 ESCAPE_SEQUENCE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]")
-SECONDS = 60.0
+SECONDS = 240.0
 
 pytestmark = pytest.mark.skipif(HELIX is None, reason="Helix is not installed, for example from Debian's package hx")
 

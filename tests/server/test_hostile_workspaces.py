@@ -28,7 +28,9 @@ ORDINARY = HEAD + "".join(
 )
 """About as long as the longest file that is analysed."""
 SECONDS = 1.0
-"""Limit for the processor time of an answer, on a machine that needs less than a quarter of it for ``ORDINARY``."""
+"""Limit for the processor time of an answer, on a machine that needs less than ``1 / FACTOR`` of it for ``ORDINARY``."""
+FACTOR = 8
+"""The worst text here takes 3 to 4 times as long as ``ORDINARY``; a superlinear analysis takes hundreds of times as long."""
 WAIT_SECONDS = 4.0
 """Limit for the time of an answer; everything that waits for a file, a lock or a process waits longer."""
 
@@ -167,14 +169,14 @@ def opened(ide: Editor, text: str, name: str = "model.py") -> str:
 
 @pytest.fixture(scope="module")
 def allowed(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Processor time that an answer may take: for an ordinary file of the largest size, this machine needs a quarter."""
+    """Processor time that an answer may take: ``FACTOR`` times that of an ordinary file of the largest size."""
     import asyncio
 
     async def measure() -> float:
         async with editor(tmp_path_factory.mktemp("user")) as ide:
             return await most_seconds(ide, opened(ide, ORDINARY))
 
-    return max(SECONDS, 4 * asyncio.run(measure()))
+    return max(SECONDS, FACTOR * asyncio.run(measure()))
 
 
 @pytest.mark.parametrize("kind", TEXTS)

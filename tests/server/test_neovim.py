@@ -52,7 +52,7 @@ def test_neovim_optimises_keeps_and_undoes(tmp_path: Path, command: list[str]) -
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
     arguments = [NVIM, "--headless", "--clean", "-n", "-c", f"luafile {HERE / 'neovim.lua'}"]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert "came to: all" in done.stdout, done.stdout + done.stderr
     assert "@triton.jit" in file.read_text(), "what was kept was saved"
 
@@ -110,5 +110,5 @@ def test_the_documented_snippet_attaches_offers_actions_and_shows_progress(tmp_p
         "XDG_CONFIG_HOME": str(tmp_path),
     }
     arguments = [NVIM, "--headless", "-n", "-u", str(tmp_path / "init.lua"), "-c", f"luafile {tmp_path / 'used.lua'}"]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert "came to: all" in done.stdout, done.stdout + done.stderr

@@ -100,6 +100,6 @@ def run(folder: Path, user_text: str, candidate: Candidate, program: str, *, rep
     (folder / "program.py").write_text(f"{PRELUDE}\n\n{program}")
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -35,7 +35,7 @@ def test_the_parts_of_a_call_are_measured_with_its_launches(tmp_path: Path, name
         command = [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         process = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800, check=False
         )
         assert process.returncode == 0, process.stdout + process.stderr
         return process.stdout

@@ -23,7 +23,7 @@ from mtmc_lsp.verify.adapters import ForeignCandidate
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.reference import Reference
 
-RUN_SECONDS = 60.0
+RUN_SECONDS = 240.0
 
 
 @pytest.fixture(scope="session")

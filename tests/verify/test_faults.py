@@ -20,7 +20,7 @@ from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 
-RUN_SECONDS = 20.0
+RUN_SECONDS = 120.0
 HANG_SECONDS = 8.0
 """Of the one that hangs: whatever the limit is, it is waited for."""
 MEMORY = 2 << 30

@@ -373,5 +373,5 @@ def test_programs_at_once_store_what_they_store_one_by_one(program: str, printed
     file = tmp_path / "programs.py"
     file.write_text(program)
     root = Path(__file__).resolve().parents[2]
-    seen = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, cwd=root)
+    seen = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=800, cwd=root)
     assert printed in seen.stdout, seen.stderr[-3000:]
