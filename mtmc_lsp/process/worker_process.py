@@ -16,6 +16,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -410,6 +411,7 @@ def _kill(process: Process) -> None:
     if not isinstance(process, ForkedWorker):
         end_started(process)
         return
-    # After poll() has reported the leader's end, its id may belong to another process, unless the group still has members.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    # Once the end is reported, another process group may have this id. On Linux the fork server ends what the worker left.
+    if process.poll() is None or sys.platform != "linux":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -96,6 +96,24 @@ def test_what_a_copy_leaves_behind_is_ended_even_in_a_session_of_its_own(
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_a_later_process_with_the_id_of_a_copy_that_ended_is_not_killed(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    with copy_of(fork_server, tmp_path) as worker:
+        said(worker, tmp_path / "m.py", "raise RuntimeError")
+        assert worker._process is not None
+        os.kill(worker._process.pid, signal.SIGKILL)
+        worker._process.wait(60)
+        later = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        worker._process.pid = later.pid
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            later.wait(0.5)
+    finally:
+        later.kill()
+        later.wait()
+
+
 DEEP = """
 import os, sys, time
 for _ in range(20):
