@@ -16,11 +16,12 @@ from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.launches import write_launches
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR_SOURCE
+from mtmc_lsp.codegen.module.conditions.tensors import size_text
 from mtmc_lsp.codegen.module.constants import CONSTANT_SOURCE
 from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
 from mtmc_lsp.codegen.module.direct_launches import DIRECT_LAUNCHES
-from mtmc_lsp.codegen.module.guard import Traced, bindings, returns_tensors, size_text, write_guard
-from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
+from mtmc_lsp.codegen.module.guard import Traced, bindings, returns_tensors, write_guard
+from mtmc_lsp.codegen.module.guard_helpers import CAN_LAUNCH, GUARD_HELPERS
 from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.codegen.module.launchers.values import FLAG
 from mtmc_lsp.codegen.module.naming import (
@@ -305,7 +306,10 @@ def _module_block(
     summary = f"{part}``{target.qualname}`` with Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))
-    checks = [source for name, source in GUARD_HELPERS.items() if re.search(rf"\b{name}\b", guard)]
+    # The helpers of every guard call the first one.
+    checks = [
+        source for name, source in GUARD_HELPERS.items() if name == CAN_LAUNCH or re.search(rf"\b{name}\b", guard)
+    ]
     launch = _launchers(capture, base, passes, both, summary)
     launches_kernels = any(each.launches or each.function_launches for each in launchers)
     helpers_of_launcher = [DIRECT_LAUNCHES] if launches_kernels else []

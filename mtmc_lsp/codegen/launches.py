@@ -245,7 +245,10 @@ def _docstring(
     nodes = [ir.graph.node(name) for name in (*region.nodes, *plan.recomputed)]
     within = [inner for node in nodes if node.loop is not None for inner in node.loop.nodes]
     line_numbers = sorted({node.line for node in (*nodes, *within)} - {0})
-    quoted = [lines[n - 1].strip() for n in line_numbers if 0 < n <= len(lines)]
+    quoted = [lines[n - 1].rstrip() for n in line_numbers if 0 < n <= len(lines)]
+    # The body of a loop stays indented.
+    margin = min((len(text) - len(text.lstrip()) for text in quoted), default=0)
+    quoted = [text[margin:] if within else text.strip() for text in quoted]
     quoted = [text if len(text) <= LINE else f"{text[: LINE - 4]} ..." for text in quoted]
     results = ", ".join(value_name(ir, ref) for ref in region.outputs)
     n_intermediates = len(region.nodes) - len(region.outputs)

@@ -108,11 +108,11 @@ def _member(owner: ast.expr, name: str) -> ast.expr:
 
 
 def loop_of(condition: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
-    """The condition, variable and iterable of ``all(... for t in tensors)``; ``None`` for any other expression."""
+    """The condition, variable and iterable of ``all([... for t in tensors])``; ``None`` for any other expression."""
     if not (isinstance(condition, ast.Call) and isinstance(condition.func, ast.Name) and condition.func.id == "all"):
         return None
     generator = condition.args[0]
-    assert isinstance(generator, ast.GeneratorExp)
+    assert isinstance(generator, (ast.GeneratorExp, ast.ListComp))
     target = generator.generators[0].target
     assert isinstance(target, ast.Name)
     return generator.elt, target.id, generator.generators[0].iter

@@ -195,7 +195,7 @@ def test_the_guard_accepts_calls_with_the_same_structure_and_never_raises(
 def test_generated_code_has_the_names_that_the_target_unpacks(sources: dict[str, str]) -> None:
     assert "cos, sin = position_embeddings[0], position_embeddings[1]" in sources["apply_rope"]
     assert "def apply_rope_launch(q, k, cos, sin," in sources["apply_rope"]
-    assert "    x,\n    config_weight,\n    config_bias,\n" in sources["norm"]
+    assert "    x, config_weight, config_bias, " in sources["norm"]
 
 
 def test_the_edited_file_gives_the_original_results_for_other_structures(modules: dict[str, ModuleType]) -> None:

@@ -188,14 +188,34 @@ def test_hooks_of_profilers_see_all_launches(module: ModuleType, launches: Launc
 
 
 @pytest.mark.parametrize("name", ["with_global", "tuned"])
-def test_kernels_that_read_global_variables_or_are_tuned_are_launched_directly(
+def test_kernels_that_read_global_variables_or_are_tuned_are_left_to_triton(
     module: ModuleType, launches: Launches, name: str
 ) -> None:
+    """Generated code has none of them."""
     direct = module._DirectLaunches(getattr(module, name))
     constants = {} if name == "tuned" else {"BLOCK": 32}
     for _ in range(3):
         direct[(1,)](torch.ones(64), 50, **constants)
-    assert launches.searches == 1 and len(launches) == 3
+    assert launches.searches == 3 and len(launches) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((50, 2.0, 32), {}),
+        ((50, 2.0, 32, True, 7), {}),
+        ((50, 2.0, 32, True), {"n": 50}),
+        ((50, 2.0), {"BLOCK": 32, "EVEN": torch.ones(1)}),
+        ((50, 2.0), {"BLOCK": 32, "EVEN": [1]}),
+        ((50, "2.0"), {"BLOCK": 32, "EVEN": True}),
+        ((50, torch.float32), {"BLOCK": 32, "EVEN": True}),
+    ],
+)
+def test_launches_that_triton_refuses_or_compares_otherwise_are_left_to_it(
+    module: ModuleType, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    direct = module._DirectLaunches(module.kernel)
+    assert direct.form_of((torch.ones(64), torch.ones(64), *arguments), named) is None
 
 
 def test_grids_may_be_functions_and_amd_gpus_are_left_to_triton(

@@ -55,6 +55,6 @@ def test_an_element_count_is_computed_by_the_launcher(checker: Checker, body: st
     # Kernel sizes below 2^31 are int32, and so is their product in the kernel.
     text = f"{HEAD}{body}\n"
     candidate = fused(checker.capture(text), text)
-    kernels = candidate.source.split("_is_plain_gpu_call")[0]
+    kernels = candidate.source.split("_can_launch_on")[0]
     assert not re.findall(r"/ \(.*\* ", kernels), kernels
     assert re.search(r"(\bN \* D\b|\bD \* N\b|numel\(\))", candidate.source.split("_launch(")[1])

@@ -54,6 +54,15 @@ def test_no_line_of_any_step_is_longer_than_120_characters(name: str) -> None:
         assert [line for line in version.source.splitlines() if len(line) > 120] == []
 
 
+LOOPS = {"loop": 300, "cell": 300, "block": 300, "cell-steps": 330, "chunk-products": 350, "parallel-scan": 375}
+"""Lines of the whole file, with the user's code."""
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_files_of_loops_are_short(name: str) -> None:
+    assert len(PAIRS[name].after.splitlines()) < LOOPS[name]
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_last_step_changes_the_file_and_is_the_action_that_the_page_is_about(name: str) -> None:
     pair = PAIRS[name]

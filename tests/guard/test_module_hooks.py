@@ -162,7 +162,7 @@ def test_the_kernels_run_for_exactly_the_captured_functions(load: Callable[[str,
 
 
 def test_the_code_of_a_hook_is_compared_like_that_of_other_functions(load: Callable[[str, str], ModuleType]) -> None:
-    assert "doubled" in load(HOOKED, "Hooked").hooked_up_to_date_code.__code__.co_names
+    assert "doubled" in load(HOOKED, "Hooked").hooked_up_to_date.__code__.co_names
 
 
 def test_a_hook_with_another_effect_is_refused(captured: Callable[[str, str], Capture]) -> None:

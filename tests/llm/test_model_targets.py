@@ -97,8 +97,8 @@ def test_automatic_mode_uses_the_model_only_where_the_built_in_coder_cannot(capt
     for old, new in (
         (
             "def sharp_launch(x, sharp_y_kernel=_DirectLaunches(sharp_y_kernel)):",
-            "def sharp_launch(\n    x,\n    sharp_y_kernel=_DirectLaunches(sharp_y_kernel),\n"
-            "    sorted_kernel=_DirectLaunches(sorted_kernel),\n):",
+            "def sharp_launch(\n    x, sharp_y_kernel=_DirectLaunches(sharp_y_kernel), "
+            "sorted_kernel=_DirectLaunches(sorted_kernel),\n):",
         ),
         (
             "return sharp_launch(x, wrap_triton(sharp_y_kernel))",
@@ -107,7 +107,7 @@ def test_automatic_mode_uses_the_model_only_where_the_built_in_coder_cannot(capt
     ):
         assert by_hand.count(old) == 1, old
         by_hand = by_hand.replace(old, new)
-    at = by_hand.index("def _is_plain_gpu_call(")
+    at = by_hand.index("def _can_launch_on(")
     assert result.final.source == f"{by_hand[:at]}{SORTED}\n\n{by_hand[at:]}"
     assert model.use().requests == 1
 

@@ -80,7 +80,7 @@ def test_views_that_only_kernels_read_are_left_out_if_they_start_where_their_ten
     candidate = with_kernel(capture, start(capture), others)
     launcher = candidate.source.partition("def f_launch(")[2].partition("\n\n")[0]
     assert "_kernel[" in launcher
-    views = r"\.(?:view|transpose|t|unsqueeze|expand|permute)\(|\w+\["
+    views = r"\.(?:view|transpose|t|unsqueeze|expand|permute|select)\(|\.slice\.|\w+\["
     assert bool(re.findall(views, launcher.replace("_kernel[", ""))) is bool(kept), launcher
     assert not kept or re.search(kept, launcher)
     assert checker.first_failure(capture, candidate, [Case(dict(capture.graph.sizes), "normal", 0)]) == ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.parameters import NUMBER_DTYPES, Parameters
+from mtmc_lsp.codegen.kernel.snippets import def_lines
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Number, Size
 
@@ -138,16 +139,9 @@ def number_parameters(numbers: Sequence[tuple[str, Number, str]]) -> list[str]:
 def kernel_source(name: str, header: list[str], docstring: str, body: list[str], varying: Sequence[str] = ()) -> str:
     """The source of a kernel. ``varying`` parameters are not specialised, so all their values share one compilation."""
     decorator = f"@triton.jit(do_not_specialize={list(varying)})".replace("'", '"') if varying else "@triton.jit"
-    lines = [decorator, *_signature(name, header), *_docstring(docstring)]
+    lines = [decorator, *def_lines(name, header), *_docstring(docstring)]
     lines += [f"    {line}" if line else "" for line in body]
     return "\n".join(lines) + "\n"
-
-
-def _signature(name: str, header: list[str]) -> list[str]:
-    one_line = f"def {name}({', '.join(header)}):"
-    if len(one_line) <= 100:
-        return [one_line]
-    return [f"def {name}(", *(f"    {item}," for item in header), "):"]
 
 
 def _docstring(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code
-from mtmc_lsp.codegen.module.guard import size_text
+from mtmc_lsp.codegen.module.conditions.tensors import size_text
 from mtmc_lsp.codegen.module.naming import RESERVED, Names, identifier, value_name
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode

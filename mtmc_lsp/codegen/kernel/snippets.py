@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LINE = 105
+LINE = 112
 """Maximum line length of generated calls and signatures, in characters."""
 
 ATOM, UNARY, PRODUCT, SUM, BITS, COMPARE = 100, 80, 70, 60, 50, 40
@@ -58,11 +58,17 @@ def filled(items: Sequence[str], indent: str) -> list[str]:
     return lines
 
 
-def joined(items: Sequence[str], separator: str) -> list[str]:
-    """Join items to as few lines as possible."""
+def filled_groups(first: Sequence[str], second: Sequence[str], indent: str) -> list[str]:
+    """Format two groups of arguments as :func:`filled` does; the second begins a line, unless one line holds both."""
+    together = filled([*first, *second], indent)
+    return together if len(together) == 1 else [*filled(first, indent), *filled(second, indent)]
+
+
+def joined(items: Sequence[str], separator: str, width: int = LINE) -> list[str]:
+    """Join items to as few lines as possible, each of at most ``width`` characters."""
     lines: list[str] = []
     for item in items:
-        if lines and len(lines[-1]) + len(separator) + len(item) <= LINE:
+        if lines and len(lines[-1]) + len(separator) + len(item) <= width:
             lines[-1] += separator + item
         else:
             lines.append(item)
@@ -78,10 +84,13 @@ def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
 
 
 def def_lines(name: str, parameters: Sequence[str], result: str = "") -> list[str]:
-    """The ``def`` line or lines of a function."""
+    """The ``def`` line or lines of a function: if one is too long, parameters with annotations or defaults begin a line."""
     arrow = f" -> {result}" if result else ""
     one_line = f"def {name}({', '.join(parameters)}){arrow}:"
-    return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {p}," for p in parameters), f"){arrow}:"]
+    if len(one_line) <= LINE:
+        return [one_line]
+    plain = next((i for i, text in enumerate(parameters) if not text.isidentifier()), len(parameters))
+    return [f"def {name}(", *filled_groups(parameters[:plain], parameters[plain:], "    "), f"){arrow}:"]
 
 
 def blocks_text(size: str, block: int) -> str:

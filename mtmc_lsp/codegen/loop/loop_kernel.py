@@ -85,12 +85,14 @@ def write_loop_kernel(
     pointer = writer.parameters.names.unique("flags_ptr")
     program = "tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)"
     segments = flags.shape[-1].constant
-    number = f"tl.max(tl.load({pointer} + ({program}) * {segments} + tl.arange(0, {segments})))"
-    statements = [
-        f"if {number if segments > 1 else f'tl.load({pointer} + {program})'} == 0:",
-        "    return",
-        *writer.write(),
-    ]
+    test = [f"if tl.load({pointer} + {program}) == 0:"]
+    if segments > 1:
+        first = writer.parameters.names.unique("first_flag")
+        test = [
+            f"{first} = ({program}) * {segments}",
+            f"if tl.max(tl.load({pointer} + {first} + tl.arange(0, {segments}))) == 0:",
+        ]
+    statements = [*test, "    return", *writer.write()]
     return of_graph(writer.finish(name, docstring, statements, ((pointer, flags),)), form, sources)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.codegen.kernel.snippets import call_text, joined
+from mtmc_lsp.codegen.kernel.snippets import LINE, call_text
 from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
+from mtmc_lsp.codegen.module.conditions.tensors import CONTINUED, group_checks, shapes, size_text
 from mtmc_lsp.codegen.module.guard_helpers import (
     ACCEPT,
     ALIGNED,
@@ -17,7 +18,6 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     HAS_CAPTURED_HOOKS,
     HAS_CLASS,
     HAS_ITEMS,
-    HAVE_TYPE_AND_SHAPE,
     HAVE_VALUES,
     IS_UNCHANGED_MODULE,
     NO_OVERLAP,
@@ -29,7 +29,7 @@ from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
 from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, ModuleHook, UsedModule
-from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, rename_symbols
+from mtmc_lsp.core.sizes import Size, names_in, rename_symbols
 
 
 @dataclass(frozen=True)
@@ -121,22 +121,24 @@ def write_guard(
     texts = {symbol: binding.operand for symbol, binding in size_bindings.items()}
     exact = {binding.exact for binding in size_bindings.values()}
     tensors = [tensor_text(graph, item, names) for item in graph.inputs]
-    # A tuple of one needs its comma.
-    tensor_tuple = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
     values = _values(graph)
     # Check the module structure first: a different structure may lack the tensors that are read below.
     module_values = [text for access, text in values if access.startswith("self.")]
     unpacked = unpacked or Unpacking()
     attributes = attribute_conditions(graph, names)
-    structure_checks = _structure(
+    structure = _structure(
         graph, [*unpacked.conditions, *attributes], module_values, up_to_date, is_trained=trained is not None
     )
-    structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
+    structure_checks = ""
+    if structure != [up_to_date] or not set(tensors) <= set(parameters):
+        structure_checks = _returning_early(structure, graph)
+        structure_checks += "".join(f"    {line}\n" for line in unpacked.statements)
+        structure = []
     group_inputs = _group_inputs(graph) if _uses_group_checks(graph) else None
     # Some classes of tensors raise in further conditions, so this one comes first.
     of_tensors = [f"{PLAIN_CALL}(tensors)"]
-    of_tensors += _group_checks(group_inputs or (), names)
-    of_tensors += _shapes(graph, names, texts, exact, group_inputs)
+    of_tensors += group_checks(group_inputs or (), names)
+    of_tensors += shapes(graph, names, texts, exact, group_inputs)
     of_tensors += [binding.condition for binding in size_bindings.values() if binding.condition]
     of_sizes = [*graph.conditions, *limits]
     of_tensors += [rename_symbols(text, texts) for text in of_sizes if names_in(text) <= texts.keys()]
@@ -156,30 +158,36 @@ def write_guard(
     if aligned:
         aligned_tensors = ", ".join(names[name] for name in aligned)
         conditions.append(f"{ALIGNED}(({aligned_tensors}{',' if len(aligned) == 1 else ''}))")
-    unique = list(dict.fromkeys(conditions))
-    body = "\n        and ".join(unique)
+    of_call = dict.fromkeys([*structure, _of_tensors(name, of_tensors), *conditions])
+    result = "(\n        {}\n    )".format("\n        and ".join(of_call))
     as_tuple = returns_tensors(graph)
-    result = f"(\n        {body}\n    )"
     returned = f"tensors if {result} else None" if as_tuple else result
-    tensor_checks = _tensor_checks(name, of_tensors, "None" if as_tuple else "False")
-    text = f"{structure_checks}    tensors = {tensor_tuple}\n{tensor_checks}    return {returned}\n"
+    text = f"{structure_checks}    tensors = {SEPARATOR.join(tensors)}\n    return {returned}\n"
     accesses = [item.access for item in graph.modules] + [names[item.name] for item in graph.inputs]
     summary = "The launcher's arguments, or None if the original code must run" if as_tuple else GUARD_SUMMARY
+    text = cache_lookups(text, accesses, parameters, _stores(graph) if as_tuple else {})
     return (
         f"@{REPORTED}\ndef {call_text(name, parameters)}{'' if as_tuple else ' -> bool'}:\n"
         f'    """{summary}."""\n'
-        f"{cache_lookups(text, accesses, parameters, _stores(graph) if as_tuple else {})}"
+        f"{_with_tuple(text)}"
     )
 
 
-def _tensor_checks(guard: str, conditions: Sequence[str], refused: str) -> str:
-    """The statement that checks the tensors, in one step if they are like those of an accepted call."""
+def _with_tuple(text: str) -> str:
+    """The statements of a guard with the tuple of its tensors."""
+    found = re.search(r"^    tensors = (.*)$", text, re.MULTILINE)
+    assert found is not None
+    items = found[1].split(SEPARATOR)
+    # A tuple of one needs its comma.
+    value = f"({items[0]},)" if len(items) == 1 else call_text("", items, "    ")
+    return text.replace(found[0], f"    tensors = {value}")
+
+
+def _of_tensors(guard: str, conditions: Sequence[str]) -> str:
+    """The condition that checks the tensors, in one step if they are like those of an accepted call."""
     key = f'("{guard}", tensors)'
-    checked = "\n            and ".join([*dict.fromkeys(conditions), f"{ACCEPT}{key}"])
-    return (
-        f"    if not (\n        {ARE_ACCEPTED}{key}\n        or (\n            {checked}\n        )\n    ):\n"
-        f"        return {refused}\n"
-    )
+    checked = f"\n{CONTINUED}".join([*dict.fromkeys(conditions), f"{ACCEPT}{key}"])
+    return f"(\n            {ARE_ACCEPTED}{key}\n            or (\n                {checked}\n            )\n        )"
 
 
 def _autocast_conditions(graph: Graph) -> list[str]:
@@ -210,6 +218,8 @@ def _recorded(tensors: Sequence[str]) -> str:
     return f"torch.is_grad_enabled() and ({' or '.join(f'{text}.requires_grad' for text in tensors)})"
 
 
+SEPARATOR = "\0"
+"""Between the tensors of a guard until their tuple is formatted."""
 COMPILED = "not torch.compiler.is_compiling()"
 GUARD_SUMMARY = "Whether the Triton version supports these arguments; otherwise the original code runs"
 MAX_TENSORS_LOOKED_UP_AGAIN = 8
@@ -244,8 +254,10 @@ def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:
     return [f"(torch.compiler.is_compiling() or {NO_OVERLAP}(({', '.join([*changed, *others])}), {len(changed)}))"]
 
 
-def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to_date: str, *, is_trained: bool) -> str:
-    """Statements that return False (or None) if globals changed or the module's structure differs from the captured one."""
+def _structure(
+    graph: Graph, attributes: Iterable[str], values: list[str], up_to_date: str, *, is_trained: bool
+) -> list[str]:
+    """The conditions that globals are unchanged, and that the module's structure is the captured one."""
     # The module's own hooks have already run when this code executes; only its class and values need checks.
     same_class = f"{HAS_CLASS}(self, {{kind}})" if is_trained else "type(self) is {kind}"
     conditions = [same_class.format(kind=item.kind) for item in graph.modules if item.access == "self"]
@@ -256,13 +268,18 @@ def _structure(graph: Graph, attributes: Iterable[str], values: list[str], up_to
     conditions += [f"{again} is {first}" for again, first in graph.aliases]
     conditions += attributes
     conditions += values
-    if up_to_date:
-        conditions.insert(0, up_to_date)
+    return list(dict.fromkeys([*([up_to_date] if up_to_date else []), *conditions]))
+
+
+def _returning_early(conditions: Sequence[str], graph: Graph) -> str:
+    """The statement that refuses a call before what the other conditions read is looked up."""
     if not conditions:
         return ""
-    unique = "\n        and ".join(dict.fromkeys(conditions))
-    otherwise = "None" if returns_tensors(graph) else "False"
-    return f"    if not (\n        {unique}\n    ):\n        return {otherwise}\n"
+    unmet = " and ".join(conditions)
+    if len(unmet) > LINE:
+        unmet = "\n        {}\n    ".format("\n        and ".join(conditions))
+    unmet = f"not ({unmet})" if len(conditions) > 1 or " " in unmet else f"not {unmet}"
+    return f"    if {unmet}:\n        return {'None' if returns_tensors(graph) else 'False'}\n"
 
 
 def _is_unchanged(module: UsedModule) -> str:
@@ -279,38 +296,6 @@ def _is_unchanged(module: UsedModule) -> str:
 
 def _hook(hook: ModuleHook) -> str:
     return hook.kind if hook.settings is None else f'("{hook.kind}", {dict(hook.settings)!r})'
-
-
-def _shapes(
-    graph: Graph,
-    names: dict[str, str],
-    texts: dict[str, str],
-    exact: Container[str],
-    checked_as_group: Sequence[GraphInput] | None,
-) -> list[str]:
-    """Checks of dtypes, shapes and layouts that no other condition covers; ``checked_as_group`` may be ``None``."""
-    conditions: list[str] = []
-    earlier: list[GraphInput] = []
-    positive: set[Size] = set()
-    """Sizes that earlier conditions show not to be 0."""
-    checked_together = {item.name for item in checked_as_group or ()}
-    for item in graph.inputs:
-        if item.name in checked_together:
-            continue
-        access = names[item.name]
-        of_tensor = [f"{access}.dtype == torch.{item.type.dtype}"]
-        same = next((other for other in earlier if other.type.shape == item.type.shape), None)
-        if same is not None:
-            of_tensor.append(f"{access}.shape == {names[same.name]}.shape")
-        else:
-            of_tensor += _shape(item, access, texts, exact)
-        of_tensor += _layout(item, access, texts, graph.conditions)
-        if not all(size in positive or (size.is_constant and size.constant) for size in item.type.shape):
-            of_tensor.append(f"{access}.numel() > 0")
-        conditions += joined(of_tensor, " and ")
-        positive |= set(item.type.shape)
-        earlier.append(item)
-    return conditions
 
 
 def _inspected_only(graph: Graph, texts: dict[str, str]) -> list[str]:
@@ -333,17 +318,6 @@ def _inspected_only(graph: Graph, texts: dict[str, str]) -> list[str]:
     return conditions
 
 
-def _group_checks(group_inputs: Sequence[GraphInput], names: dict[str, str]) -> list[str]:
-    """Group checks: tensors with the same dtype and shape are checked by one helper call, which is shorter and faster."""
-    groups: dict[tuple[str, tuple[Size, ...]], list[str]] = {}
-    for item in group_inputs:
-        groups.setdefault((item.type.dtype, item.type.shape), []).append(names[item.name])
-    return [
-        call_text(HAVE_TYPE_AND_SHAPE, [f"torch.{dtype}", _constant_shape(shape), *tensors], "        ")
-        for (dtype, shape), tensors in groups.items()
-    ]
-
-
 def _uses_group_checks(graph: Graph) -> bool:
     """Whether the guard uses group checks: for modules with many tensors, all contiguous."""
     return _has_many_tensors(graph) and all(item.type.is_contiguous for item in graph.inputs)
@@ -353,46 +327,6 @@ def _group_inputs(graph: Graph) -> list[GraphInput]:
     """The parameters and buffers with fixed, non-empty shapes."""
     module_tensors = (item for item in graph.inputs if item.kind is not InputKind.ARGUMENT)
     return [item for item in module_tensors if all(size.is_constant and size.constant for size in item.type.shape)]
-
-
-def _constant_shape(shape: Sequence[Size]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-
-
-def _shape(item: GraphInput, access: str, texts: dict[str, str], exact: Container[str]) -> list[str]:
-    rank = len(item.type.shape)
-    if rank and all(size.is_constant for size in item.type.shape):
-        return [f"{access}.shape == {_constant_shape(item.type.shape)}"]
-    result = [f"{access}.ndim == {rank}"]
-    for i, size in enumerate(item.type.shape):
-        text = size_text(size, texts)
-        if text != f"{access}.shape[{i}]" and f"{access}.shape[{i}]" not in exact:
-            result.append(f"{access}.shape[{i}] == {text}")
-    return result
-
-
-def _layout(item: GraphInput, access: str, texts: dict[str, str], size_conditions: Sequence[str]) -> list[str]:
-    if item.type.is_contiguous:
-        return [f"{access}.is_contiguous()"]
-    conditions = []
-    for i, (size, stride) in enumerate(zip(item.type.shape, item.type.stride, strict=True)):
-        text = size_text(stride, texts)
-        # A dimension of size 1 is never stepped along: torch leaves its stride open, for example in a batch of one.
-        if text == f"{access}.stride({i})" or (size.is_constant and size.constant == 1):
-            continue
-        condition = f"{access}.stride({i}) == {text}"
-        conditions.append(
-            f"({access}.shape[{i}] == 1 or {condition})" if _may_be_one(size, size_conditions) else condition
-        )
-    return conditions
-
-
-def _may_be_one(size: Size, size_conditions: Sequence[str]) -> bool:
-    """Whether the conditions of the graph allow this size to be 1; for an expression of sizes, whether it may vary."""
-    if not size.is_symbol:
-        return not size.is_constant
-    name = str(size)
-    return conditions_hold([text for text in size_conditions if names_in(text) == {name}], {name: 1})
 
 
 def _values(graph: Graph) -> list[tuple[str, str]]:
@@ -442,8 +376,3 @@ def _modules_with_equal_values(graph: Graph) -> dict[tuple[str, ...], list[str]]
         if len(modules) >= LEAST_MODULES_IN_GROUP:
             groups.setdefault(tuple(modules), []).append(name)
     return groups
-
-
-def size_text(size: Size, texts: dict[str, str]) -> str:
-    """A size as Python, with named sizes replaced by ``texts``."""
-    return rename_symbols(str(size), texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PLAIN_CALL = "_is_plain_gpu_call"
+CAN_LAUNCH = "_can_launch_on"
 ARE_ACCEPTED, ACCEPT = "_are_like_accepted", "_accept"
 IS_UNCHANGED_MODULE = "_is_unchanged_module"
 HAS_CLASS = "_has_class"
@@ -35,6 +36,16 @@ GUARD_HELPERS = {
     """Whether all tensors start at multiples of 16 bytes, as TMA requires; torch.compile cannot tell: False."""
     return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
 ''',
+    CAN_LAUNCH: '''def _can_launch_on(device) -> bool:
+    """Whether launches run on this GPU, and nothing traces (jit, make_fx) or transforms (vmap, jvp) the call."""
+    return (
+        device == torch.cuda.current_device()
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+''',
     PLAIN_CALL: '''def _is_plain_gpu_call(tensors) -> bool:
     """Whether all are ordinary strided tensors on the current GPU, and nothing traces or transforms the call."""
     if torch.compiler.is_compiling():
@@ -46,35 +57,22 @@ GUARD_HELPERS = {
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
             return False
         devices.add(t.get_device())
-    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
-    return (
-        devices == {torch.cuda.current_device()}
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch._C._is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-    )
+    return len(devices) == 1 and _can_launch_on(devices.pop())
 ''',
     ARE_ACCEPTED: '''_ACCEPTED = {}
 
 
 def _are_like_accepted(guard, tensors) -> bool:
-    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
-
-    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
-    """
-    # Torch's function ends the process for nested tensors.
-    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes."""
+    if torch.compiler.is_compiling():
         return False
+    for t in tensors:
+        # The function of torch.compile that compares them all at once ends the process for nested tensors.
+        if getattr(t, "is_nested", True):
+            return False
     for device, accepted in _ACCEPTED.get(guard, ()):
         if accepted.check(*tensors):
-            return (
-                device == torch.cuda.current_device()
-                and torch.autograd.forward_ad._current_level < 0
-                and not torch._C._is_tracing()
-                and not torch._C._are_functorch_transforms_active()
-                and not torch._C._len_torch_dispatch_stack()
-            )
+            return _can_launch_on(device)
     return False
 ''',
     ACCEPT: '''def _accept(guard, tensors) -> bool:

@@ -202,5 +202,5 @@ def _as_function(part: Kernel) -> str:
             f"{part.name} cannot share a launch, because it depends on its whole grid; launch it separately"
         )
     head, bracket, rest = source.partition(f"def {part.name}(")
-    separator = "\n    " if rest.startswith("\n") else ""
-    return head + bracket + "".join(f"{separator}{name}," + ("" if separator else " ") for name in names) + rest
+    indent, space = ("\n    ", "") if rest.startswith("\n") else ("", " ")
+    return f"{head}{bracket}{indent}{', '.join(names)},{space}{rest}"

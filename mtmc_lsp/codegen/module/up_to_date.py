@@ -15,9 +15,9 @@ IMPORTED = re.compile(r"sys\.modules\['([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)'\]")
 ERRORS = "(AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError)"
 """Exceptions of a lookup that no longer exists."""
 IS_UNCHANGED_CODE = "_has_source"
-CODE_HELPERS = (
-    f'''{inspect.getsource(digests).partition("from typing import Any")[2].strip()}
-
+_DIGEST = inspect.getsource(digests.source_digest).replace(": Any", "").replace("source_digest", "_source_digest")
+_RAISES = re.compile(r'\n\n    Raises:\n.*?\n    (?=""")', re.DOTALL)
+CODE_HELPERS = f'''{_RAISES.sub("", _DIGEST, count=1)}
 
 _SOURCES = {{}}
 
@@ -30,15 +30,11 @@ def _has_source(function, digest) -> bool:
         import inspect
 
         try:
-            text = inspect.getsource(code)
-            entry = _SOURCES[id(code)] = (code, source_digest(text))
+            entry = _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
         except (OSError, SyntaxError):
             return False  # no source to compare
     return entry[1] == digest
-'''.replace(": Any", "")
-    .replace("_syntax", "_syntax_text")
-    .replace("source_digest", "_source_digest")
-)
+'''
 
 
 def write_check(name: str, dependencies: Sequence[Dependency]) -> str:
@@ -64,22 +60,26 @@ def write_check(name: str, dependencies: Sequence[Dependency]) -> str:
             condition = value_condition(item)
             is_traced = DOTTED.fullmatch(item.access) and "repr(" not in condition
             (values if is_traced else untraced).append(condition)
-    texts = []
-    if untraced:
-        values.append(f"{name}_code()")
-        summary = "Whether helper functions, closures and the environment match those of the verification"
-        texts.append(f"@torch.compiler.assume_constant_result\n{_function(f'{name}_code', summary, untraced)}")
-    if not values:
-        return ""
     summary = "Whether globals, helper functions and the environment match those of the verification"
-    texts.append(_function(name, summary, values))
+    constant = "@torch.compiler.assume_constant_result\n"
+    if not values and not untraced:
+        return ""
+    if not values:
+        texts = [constant + _function(name, summary, untraced)]
+    elif untraced:
+        of_code = "Whether helper functions, closures and the environment match those of the verification"
+        texts = [constant + _function(f"{name}_code", of_code, untraced)]
+        texts.append(_function(name, summary, [*values, f"{name}_code()"]))
+    else:
+        texts = [_function(name, summary, values)]
     if any(text.startswith(IS_UNCHANGED_CODE) for text in untraced):
         texts.insert(0, CODE_HELPERS)
     return "\n\n".join(texts)
 
 
 def _function(name: str, summary: str, conditions: Sequence[str]) -> str:
-    body = "\n            and ".join(dict.fromkeys(conditions))
+    body = "\n            and ".join(unique := list(dict.fromkeys(conditions)))
+    returned = f"return {body}" if len(unique) == 1 else f"return (\n            {body}\n        )"
     imports = [module for module in ("os", "sys") if re.search(rf"(?<![\w.]){module}\.(environ|modules)\b", body)]
     import_lines = "".join(f"    import {module}\n" for module in imports) + ("\n" if imports else "")
     # The kernels may run before the code that imports these modules when it is first called.
@@ -87,7 +87,7 @@ def _function(name: str, summary: str, conditions: Sequence[str]) -> str:
     module_lines = "".join(f"        import {module}\n" for module in modules) + ("\n" if modules else "")
     return (
         f'def {name}() -> bool:\n    """{summary}."""\n{import_lines}    try:\n{module_lines}'
-        f"        return (\n            {body}\n        )\n    except {ERRORS}:\n        return False\n"
+        f"        {returned}\n    except {ERRORS}:\n        return False\n"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import call_text, def_lines, tuple_text
-from mtmc_lsp.codegen.module.guard import bindings, size_text
+from mtmc_lsp.codegen.module.conditions.tensors import size_text
+from mtmc_lsp.codegen.module.guard import bindings
 from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.codegen.module.launchers.operator import MAX_ARGUMENTS
 from mtmc_lsp.core.graph import TensorType

@@ -10,9 +10,8 @@ class Net(torch.nn.Module):
     def forward(self, x):
         if net_fits(self, x, __name__):  # mtmc: dispatch
             return (net_triton if torch.compiler.is_compiling() else net_launch)(
-                x, self.layer.weight_ih_l0, self.layer.weight_hh_l0, self.layer.bias_ih_l0,
-                self.layer.bias_hh_l0, self.layer.weight_ih_l1, self.layer.weight_hh_l1, self.layer.bias_ih_l1,
-                self.layer.bias_hh_l1,
+                x, self.layer.weight_ih_l0, self.layer.weight_hh_l0, self.layer.bias_ih_l0, self.layer.bias_hh_l0,
+                self.layer.weight_ih_l1, self.layer.weight_hh_l1, self.layer.bias_ih_l1, self.layer.bias_hh_l1,
             )
         return self.layer(x)[0]
 

@@ -21,12 +21,7 @@ def _max_nan(a, b):
 
 @triton.jit
 def log_sum_kernel_parts(
-    x_ptr,
-    max_parts_ptr,
-    sum_exp_parts_ptr,
-    n_cols,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    x_ptr, max_parts_ptr, sum_exp_parts_ptr, n_cols, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):
     """The max and sum of exponentials of each part of each row; rows are too long for one program instance."""
     row = tl.program_id(0).to(tl.int64)
@@ -55,8 +50,8 @@ def log_sum_kernel(max_parts_ptr, sum_exp_parts_ptr, out_ptr, PARTS: tl.constexp
 
         return torch.logsumexp(x * 0.5, -1)
 
-    Several program instances share each row and combine the partial results of the preceding kernels;
-    intermediate values are not written to memory.
+    Several program instances share each row and combine the partial results of the preceding kernels; intermediate
+    values are not written to memory.
     """
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
@@ -65,6 +60,17 @@ def log_sum_kernel(max_parts_ptr, sum_exp_parts_ptr, out_ptr, PARTS: tl.constexp
     sum_exp_parts = tl.load(sum_exp_parts_ptr + row * PARTS + parts)
     row_total = tl.sum(sum_exp_parts * tl.exp(max_parts - row_max), axis=0)
     tl.store(out_ptr + row, tl.where(tl.abs(row_max) == float("inf"), row_max, tl.log(row_total) + row_max))
+
+
+def _can_launch_on(device) -> bool:
+    """Whether launches run on this GPU, and nothing traces (jit, make_fx) or transforms (vmap, jvp) the call."""
+    return (
+        device == torch.cuda.current_device()
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
 
 
 def _is_plain_gpu_call(tensors) -> bool:
@@ -78,36 +84,23 @@ def _is_plain_gpu_call(tensors) -> bool:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
             return False
         devices.add(t.get_device())
-    # Tracing (jit, make_fx) and transforms (vmap, forward-mode AD) cannot see a launch.
-    return (
-        devices == {torch.cuda.current_device()}
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch._C._is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-    )
+    return len(devices) == 1 and _can_launch_on(devices.pop())
 
 
 _ACCEPTED = {}
 
 
 def _are_like_accepted(guard, tensors) -> bool:
-    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes.
-
-    One function of torch.compile compares them all, which is faster than to read each attribute from Python.
-    """
-    # Torch's function ends the process for nested tensors.
-    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
+    """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes."""
+    if torch.compiler.is_compiling():
         return False
+    for t in tensors:
+        # The function of torch.compile that compares them all at once ends the process for nested tensors.
+        if getattr(t, "is_nested", True):
+            return False
     for device, accepted in _ACCEPTED.get(guard, ()):
         if accepted.check(*tensors):
-            return (
-                device == torch.cuda.current_device()
-                and torch.autograd.forward_ad._current_level < 0
-                and not torch._C._is_tracing()
-                and not torch._C._are_functorch_transforms_active()
-                and not torch._C._len_torch_dispatch_stack()
-            )
+            return _can_launch_on(device)
     return False
 
 
@@ -130,49 +123,32 @@ def _reported(guard):
     return reported(guard)
 
 
-def _syntax_text(node) -> str:
-    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
-    import ast
-
-    if isinstance(node, list):
-        kept = []
-        for item in node:
-            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
-            if isinstance(item, ast.If) and _calls_guard(item.test):
-                # The dispatch of a region has the user's statements in its other branch.
-                kept += [_syntax_text(item.orelse)[1:-1]] if item.orelse else []
-            elif not is_text:
-                kept.append(_syntax_text(item))
-        return f"[{','.join(kept)}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    if isinstance(node, ast.IfExp) and _calls_guard(node.test):
-        # The dispatch of a lambda expression.
-        return _syntax_text(node.orelse)
-    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
-    # Later Python versions add fields, which are empty for older syntax.
-    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
-    return f"{type(node).__name__}({','.join(texts)})"
-
-
-def _calls_guard(condition) -> bool:
-    import ast
-
-    return any(isinstance(node, ast.Name) and node.id.endswith("_fits") for node in ast.walk(condition))
-
-
 def _source_digest(source: str) -> str:
-    """Digest of statements; they may be indented.
-
-    Raises:
-        SyntaxError: the source does not parse.
-    """
+    """Digest of statements, which may be indented, without docstrings and the dispatch statements that mtmc inserts."""
     import ast
     import hashlib
     import textwrap
 
+    def calls_guard(condition) -> bool:
+        return any(isinstance(node, ast.Name) and node.id.endswith("_fits") for node in ast.walk(condition))
+
+    def text(node) -> str:
+        if isinstance(node, list):
+            return f"[{','.join(filter(None, map(text, node)))}]"
+        if not isinstance(node, ast.AST):
+            return repr(node)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return ""
+        if isinstance(node, (ast.If, ast.IfExp)) and calls_guard(node.test):
+            # The user's statements, or the expression of a lambda, are in the other branch.
+            return text(node.orelse)[1:-1] if isinstance(node, ast.If) else text(node.orelse)
+        fields = [(name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment")]
+        # Later Python versions add fields, which are empty for older syntax.
+        texts = [f"{name}={text(value)}" for name, value in fields if value is not None and value != []]
+        return f"{type(node).__name__}({','.join(texts)})"
+
     tree = ast.parse(textwrap.dedent(source))
-    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 _SOURCES = {}
@@ -186,30 +162,17 @@ def _has_source(function, digest) -> bool:
         import inspect
 
         try:
-            text = inspect.getsource(code)
-            entry = _SOURCES[id(code)] = (code, _source_digest(text))
+            entry = _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
         except (OSError, SyntaxError):
             return False  # no source to compare
     return entry[1] == digest
 
 
 @torch.compiler.assume_constant_result
-def log_sum_up_to_date_code() -> bool:
-    """Whether helper functions, closures and the environment match those of the verification."""
-    try:
-        return (
-            _has_source(log_sum, "a64ecbf7083af22a")
-        )
-    except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
-        return False
-
-
 def log_sum_up_to_date() -> bool:
     """Whether globals, helper functions and the environment match those of the verification."""
     try:
-        return (
-            log_sum_up_to_date_code()
-        )
+        return _has_source(log_sum, "a64ecbf7083af22a")
     except (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError, ValueError):
         return False
 
@@ -217,22 +180,18 @@ def log_sum_up_to_date() -> bool:
 @_reported
 def log_sum_fits(x) -> bool:
     """Whether the Triton version supports these arguments; otherwise the original code runs."""
-    if not (
-        log_sum_up_to_date()
-    ):
-        return False
     tensors = (x,)
-    if not (
-        _are_like_accepted("log_sum_fits", tensors)
-        or (
-            _is_plain_gpu_call(tensors)
-            and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
-            and _accept("log_sum_fits", tensors)
-        )
-    ):
-        return False
     return (
-        not torch.is_autocast_enabled()
+        log_sum_up_to_date()
+        and (
+            _are_like_accepted("log_sum_fits", tensors)
+            or (
+                _is_plain_gpu_call(tensors)
+                and x.dtype == torch.float32 and x.ndim == 2 and x.is_contiguous() and x.numel() > 0
+                and _accept("log_sum_fits", tensors)
+            )
+        )
+        and not torch.is_autocast_enabled()
         and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors]))
     )
 
@@ -241,133 +200,82 @@ class _DirectLaunches:
     """A kernel whose compiled versions are launched directly: without a search, and without a check of each pointer.
 
     A version is kept for all that Triton specialises on: device and dtypes of tensors, whether integers are 1,
-    multiples of 16 or beyond 32 bits, constants and options. An autotuner reads its key as well, and heuristics may
-    read all arguments, so their values and the layouts of tensors count, too. Launches with unaligned tensors or
-    changed settings are left to Triton.
+    multiples of 16 or beyond 32 bits, constants and options. On AMD's GPUs it is more, so launches are left to
+    Triton there, and with unaligned tensors or changed settings everywhere.
     """
 
-    def __init__(self, fn):
-        self.fn, self.forms, self.by_value, hooks = fn, {}, set(), []
-        while hasattr(fn, "fn") and not isinstance(fn, triton.JITFunction):
-            self.by_value |= set(getattr(fn, "keys", fn.arg_names))  # what an autotuner reads, or heuristics
-            hooks += [config.pre_hook for config in getattr(fn, "configs", [])]
-            fn = fn.fn
-        # For AMD's GPUs Triton also specialises on the size of tensors.
-        self.is_direct = isinstance(fn, triton.JITFunction) and torch.version.hip is None and not any(hooks)
-        self.kernel, self.names = fn, fn.arg_names if self.is_direct else []
-        self.variables = {p.name for p in fn.params if not p.is_constexpr} if self.is_direct else set()
-        self.plain = (int, bool, float, str, type(None), torch.dtype, triton.language.dtype)
-        knobs, self.driver = triton.knobs, triton.runtime.driver
-        hooks = [knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook]
-        hooks = [getattr(hook, "calls", hook) for hook in hooks] + [getattr(fn, "pre_run_hooks", None)]
+    def __init__(self, kernel):
+        self.kernel, self.forms, self.driver = kernel, {}, triton.runtime.driver
+        self.is_direct = isinstance(kernel, triton.JITFunction) and torch.version.hip is None
+        runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
+        hooks = [getattr(hook, "calls", hook) for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook)]
         # What the program sets is in these, and the hooks that it adds.
-        self.settings = (knobs.runtime.__dict__, knobs.compilation.__dict__, *hooks)
+        self.settings = (runtime.__dict__, compilation.__dict__, *hooks, getattr(kernel, "pre_run_hooks", None))
 
     def __getitem__(self, grid):
         if not self.is_direct or torch.compiler.is_compiling():
-            return self.fn[grid]
+            return self.kernel[grid]
         return lambda *arguments, **named: self.launch(grid, arguments, named)
 
     def launch(self, grid, arguments, named):
         types = (len(arguments), *named, *map(type, arguments), *map(type, named.values()))
-        form = self.forms.get(types)
-        if form is None:
-            form = self.forms[types] = self.form_of(arguments, named), {}
-        read, versions = form
-        if read is None or any(self.settings) or (self.kernel.used_global_vals and self.is_changed()):
-            return self.fn[grid](*arguments, **named)
+        read, versions = self.forms.get(types) or self.forms.setdefault(types, (self.form_of(arguments, named), {}))
+        if read is None or any(self.settings) or self.kernel.used_global_vals:
+            return self.kernel[grid](*arguments, **named)
         key, addresses, values = read(*arguments, **named)
-        device = key[0]
-        version = versions.get((device, key))
-        if addresses % 16:
-            return self.fn[grid](*arguments, **named)
-        if version is None:
-            return self.searched(grid, arguments, named, versions, (device, key))
-        compiled, rest = version
-        for place, name, value in rest:
-            values[place] = value
+        compiled = versions.get(key)
+        if compiled is None or addresses % 16:
+            compiled = self.kernel[grid](*arguments, **named)
+            if addresses % 16 == 0 and isinstance(compiled, triton.compiler.CompiledKernel):
+                versions[key] = compiled
+            return compiled
         if callable(grid):
-            bound = dict(zip(self.names, arguments))
-            bound.update(named)
-            for _, name, value in rest:
-                bound[name] = value
-            grid = grid(bound)
+            grid = grid(dict(zip(self.kernel.arg_names, arguments), **named))
         x, y, z = (*grid, 1, 1)[:3]
-        stream = self.driver.active.get_current_stream(device)
+        stream = self.driver.active.get_current_stream(key[0])
         compiled.run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *values)
         return compiled
 
-    def is_changed(self):
-        """Whether global variables that the kernel reads have other values than when it was compiled."""
-        used = self.kernel.used_global_vals.items()
-        return any(space.get(name) != value for (name, _), (value, space) in used)
-
     def form_of(self, arguments, named):
         """Reads launches with arguments of these types: key, all addresses in one, and values for the driver."""
-        given = [*zip(self.names, arguments), *named.items()]
-        values, keys, tensors = dict.fromkeys(self.names), [], []
-        for name, value in given:
-            is_variable, is_value = name in self.variables, name not in self.variables or name in self.by_value
-            if is_variable and isinstance(value, torch.Tensor):
-                layout = f", {name}.shape, {name}.stride()" if is_value else ""
-                keys.append(f"{name}.dtype{layout}")
-                tensors.append(name)
-                values[name] = f"of_{name}"
-                continue
-            if type(value) not in self.plain or (is_variable and isinstance(value, (str, torch.dtype))):
-                return None
-            if is_value:
+        parameters = {p.name: p.is_constexpr for p in self.kernel.params}
+        given = dict(zip(parameters, arguments), **named)
+        tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+        is_complete = len(given) == len(arguments) + len(named) and parameters.keys() <= given.keys()
+        if not tensors or not is_complete or not all(map(str.isidentifier, given)):
+            return None
+        keys = [f"{tensors[0]}.get_device()"]
+        for name, value in given.items():
+            is_constant = parameters.get(name, True)  # as options are
+            if is_constant and type(value) in (int, bool, float, str, type(None), torch.dtype, triton.language.dtype):
                 # 0.0 equals -0.0, and NaN equals nothing.
-                keys.append(f"{name}.hex()" if isinstance(value, float) else name)
-            elif type(value) is int:
+                keys.append(f"{name}.hex()" if type(value) is float else name)
+            elif not is_constant and name in tensors:
+                keys.append(f"{name}.dtype")
+            elif not is_constant and type(value) is int:
                 # 0 stands for all multiples of 16 and 2 for other integers except 1.
                 is_short = f"-(2**31) <= {name} < 2**31"
                 keys.append(f"{name} % 16 and ({name} == 1 or 2) if {is_short} else ({name} % 16 == 0, {name} >> 63)")
-            values[name] = name
-        names = [name for name, _ in given]
-        if not tensors or len(arguments) > len(self.names) or len({*names}) < len(names):
-            return None
-        if not all(map(str.isidentifier, names)):
-            return None
+            elif is_constant or type(value) not in (float, bool, type(None)):
+                return None
         addresses = " | ".join(f"(of_{name} := {name}.data_ptr())" for name in tensors)
-        bound = ", ".join(str(values[name]) for name in self.names)
-        key = ", ".join([f"{tensors[0]}.get_device()", *keys])
-        return eval(f"lambda {', '.join(names)}: (({key},), {addresses}, [{bound}])")
-
-    def searched(self, grid, arguments, named, versions, key):
-        passed = {}  # what the autotuner and heuristics pass to the kernel at last
-        self.kernel.pre_run_hooks.append(lambda *args, **kwargs: passed.update(kwargs))
-        try:
-            compiled = self.fn[grid](*arguments, **named)
-        finally:
-            self.kernel.pre_run_hooks.pop()
-        if isinstance(compiled, triton.compiler.CompiledKernel):
-            if len(versions) == 1000:
-                versions.clear()
-            rest = [(i, p.name, passed.get(p.name, p.default)) for i, p in enumerate(self.kernel.params)]
-            rest = [item for item in rest[len(arguments) :] if item[1] not in named]
-            versions[key] = compiled, rest
-        return compiled
+        values = ", ".join(f"of_{name}" if name in tensors else name for name in parameters)
+        return eval(f"lambda {', '.join(given)}: (({', '.join(keys)}), {addresses}, [{values}])")
 
 
 def log_sum_launch(
     x,
-    log_sum_kernel_parts=_DirectLaunches(log_sum_kernel_parts),
-    log_sum_kernel=_DirectLaunches(log_sum_kernel),
+    log_sum_kernel_parts=_DirectLaunches(log_sum_kernel_parts), log_sum_kernel=_DirectLaunches(log_sum_kernel),
 ):
     """``log_sum`` with Triton kernels."""
-    M = x.shape[0]
-    N = x.shape[1]
+    M, N = x.shape
     max_parts_p4 = x.new_empty(M, 4)
     sum_exp_parts_p5 = x.new_empty(M, 4)
-    n_cols = N
-    n_rows = M
-    log_sum_kernel_parts[(n_rows, 4)](
-        x, max_parts_p4, sum_exp_parts_p5, n_cols,
-        BLOCK=256, PARTS=4, num_warps=4, num_stages=2,
+    log_sum_kernel_parts[(M, 4)](
+        x, max_parts_p4, sum_exp_parts_p5, N, BLOCK=256, PARTS=4, num_warps=4, num_stages=2,
     )
     out = x.new_empty(M)
-    log_sum_kernel[(n_rows,)](max_parts_p4, sum_exp_parts_p5, out, PARTS=4, num_warps=4, num_stages=2)
+    log_sum_kernel[(M,)](max_parts_p4, sum_exp_parts_p5, out, PARTS=4, num_warps=4, num_stages=2)
     return out
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel
-from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled, literal, tuple_text
+from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, def_lines, filled, filled_groups, literal, tuple_text
 from mtmc_lsp.codegen.loop.torch_loop import loop_statements
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
@@ -144,7 +144,7 @@ class Launcher(LauncherMemory):
         for parameter, value in kernel.initial:
             text = self.holders[value] if isinstance(value, str) else literal(value)
             self.lines.append(f"{written[parameter]}[0] = {text}")
-        size_variables = {}
+        size_variables, direct = {}, {}
         expressions = f"{kernel.grid} {kernel.dynamic} {kernel.numbers} {kernel.warps_text}"
         for name, size in kernel.grid_sizes.items():
             text = self.size(size)
@@ -152,11 +152,17 @@ class Launcher(LauncherMemory):
                 param == name or (other_size == size and not size.is_symbol and not size.is_constant)
                 for param, other_size in kernel.sizes
             )
-            if re.search(rf"\b{name}\b", expressions) or is_parameter:
+            if text.isidentifier() or text.isdecimal():
+                direct[name] = text
+            elif re.search(rf"\b{name}\b", expressions) or is_parameter:
                 if self._locals.get(name) != text:
                     self.lines.append(f"{name} = {text}")
                     self._locals[name] = text
                 size_variables[size] = name
+
+        def filled_in(expression: str) -> str:
+            return re.sub(r"\b[^\W\d]\w*", lambda match: direct.get(match[0], match[0]), expression)
+
         keywords = []
         for param, size in kernel.sizes:
             text = size_variables.get(size) or self.size(size)
@@ -168,7 +174,7 @@ class Launcher(LauncherMemory):
             text = self.number(number)
             arguments.append(f"float({text})" if number.kind == "int" and dtype != "int64" else text)
         for name, text in kernel.numbers.items():
-            self.lines.append(f"{name} = {text}")
+            self.lines.append(f"{name} = {filled_in(text)}")
             arguments.append(name)
         indent = ""
         if kernel.repeat is not None:
@@ -177,15 +183,16 @@ class Launcher(LauncherMemory):
             arguments.append(variable)
             indent = "    "
         keywords += [f"{name}={value!r}" for name, value in kernel.constexprs.items()]
-        keywords += [f"{name}={text}" for name, text in kernel.dynamic.items()]
-        keywords += [f"num_warps={kernel.warps_text or kernel.num_warps}", f"num_stages={kernel.num_stages}"]
-        grid = tuple_text(list(kernel.grid))
+        keywords += [f"{name}={filled_in(text)}" for name, text in kernel.dynamic.items()]
+        warps = filled_in(kernel.warps_text) or kernel.num_warps
+        keywords += [f"num_warps={warps}", f"num_stages={kernel.num_stages}"]
+        grid = tuple_text([filled_in(text) for text in kernel.grid])
         head = f"{kernel.name}[{grid}]("
         one_line = indent + head + ", ".join([*arguments, *keywords]) + ")"
         if len(one_line) <= LINE:
             self.lines.append(one_line)
         else:
-            call = [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
+            call = [head, *filled_groups(arguments, keywords, "    "), ")"]
             self.lines += [f"{indent}{line}" for line in call]
         self.makes_descriptors |= f"{MAKE_DESCRIPTOR}(" in kernel.source
         for holder in (self.holders[prim] for prim in kernel.described):
@@ -224,7 +231,7 @@ class Launcher(LauncherMemory):
                 self.lines.append(f"{input_name}.copy_({value})")
         self._count()
         computed = {symbol: name for symbol, name in self._size_names.items() if symbol not in self.whole_sizes}
-        prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in computed.items()]
+        prelude = self._size_lines({local: self._sizes[symbol] for symbol, local in computed.items()})
         if self.makes_descriptors:
             # The allocator is specific to thread and context, so each call sets it.
             prelude.append(f"triton.set_allocator({ALLOCATOR})")
@@ -250,6 +257,22 @@ class Launcher(LauncherMemory):
         if returned:
             lines.append(f"    return {', '.join(returned)}")
         return "\n\n".join([*self.functions, "\n".join(lines) + "\n"])
+
+    def _size_lines(self, sizes: Mapping[str, str]) -> list[str]:
+        """The statements that read these sizes, by the variable for each: one for all that are dimensions of one tensor."""
+        ranks = {self.input_names[item.name]: len(item.type.shape) for item in self.ir.graph.inputs}
+        found = {name: re.fullmatch(r"(\w+)\.shape\[(\d+)\]", text) for name, text in sizes.items()}
+        dimensions: dict[str, dict[int, str]] = {}
+        for name, match in found.items():
+            if match is not None and match[1] in ranks:
+                dimensions.setdefault(match[1], {}).setdefault(int(match[2]), name)
+        lines = []
+        for tensor, names in dimensions.items():
+            if len(names) > 1:
+                targets = ", ".join(names.get(i, "_") for i in range(ranks[tensor]))
+                lines.append(f"{targets} = {tensor}.shape")
+        unpacked = {name for names in dimensions.values() if len(names) > 1 for name in names.values()}
+        return [*lines, *(f"{name} = {text}" for name, text in sizes.items() if name not in unpacked)]
 
     def _without_autocast(self, name: str, parameters: Sequence[str]) -> list[str]:
         """Statements that run the function without autocast, whose casts are nodes of the graph."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from mtmc_lsp.capture.neutral_operations import earlier_tensor
 from mtmc_lsp.codegen.kernel.kernel import Scratch
 from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR
-from mtmc_lsp.codegen.module.guard import bindings, size_text
+from mtmc_lsp.codegen.module.conditions.tensors import size_text
+from mtmc_lsp.codegen.module.guard import bindings
 from mtmc_lsp.codegen.module.launchers.views import View
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
