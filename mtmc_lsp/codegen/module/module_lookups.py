@@ -1,14 +1,19 @@
-"""Cache attribute lookups of modules and tensors in generated code with assignment expressions."""
+"""Look up each module and tensor of a guard once, by assignment expressions, and check many modules at once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
+from mtmc_lsp.codegen.kernel.snippets import call_text
+from mtmc_lsp.codegen.module.guard_helpers import ARE_UNCHANGED_MODULES, HAS_CAPTURED_HOOKS, IS_UNCHANGED_MODULE
 from mtmc_lsp.codegen.module.naming import identifier
+from mtmc_lsp.core.graph import ModuleHook, UsedModule
 
 PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
 """An attribute or item path that starts at ``self``."""
+LEAST_MODULES_IN_GROUP = 3
+"""Minimum number of modules that one helper checks together."""
 
 
 def cache_lookups(
@@ -62,3 +67,41 @@ def parts(path: str) -> list[str]:
 def _prefixes(path: Sequence[str]) -> list[tuple[str, ...]]:
     """All prefixes of a path, shortest first, without ``self`` alone."""
     return [tuple(path[:end]) for end in range(2, len(path) + 1)]
+
+
+def unchanged_modules(modules: Sequence[UsedModule], *, in_groups: bool) -> list[str]:
+    """The conditions that submodules run the captured code.
+
+    In groups, one call checks all modules of a class at a depth. Containers come first, because a condition reads submodules of
+    modules that earlier conditions accepted.
+    """
+    if not in_groups:
+        return [_is_unchanged(module) for module in modules]
+    groups: dict[tuple[int, str, int | None, str], list[UsedModule]] = {}
+    for module in modules:
+        is_single = module.access if module.hooks else ""
+        groups.setdefault((len(parts(module.access)), module.kind, module.length, is_single), []).append(module)
+    conditions: list[str] = []
+    for (_, kind, length, _), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        if len(group) < LEAST_MODULES_IN_GROUP:
+            conditions += [_is_unchanged(module) for module in group]
+        else:
+            accesses = [module.access for module in group]
+            conditions.append(call_text(ARE_UNCHANGED_MODULES, [kind, repr(length), *accesses], "        "))
+    return conditions
+
+
+def _is_unchanged(module: UsedModule) -> str:
+    """The condition that a submodule runs the captured code: its class, and the hooks whose effect is in the graph."""
+    if module.hooks:
+        before, after = (
+            f"[{', '.join(_hook(hook) for hook in module.hooks if hook.is_before == is_before)}]"
+            for is_before in (True, False)
+        )
+        return f"{HAS_CAPTURED_HOOKS}({module.access}, {module.kind}, {before}, {after})"
+    length = f", {module.length}" if module.length is not None else ""
+    return f"{IS_UNCHANGED_MODULE}({module.access}, {module.kind}{length})"
+
+
+def _hook(hook: ModuleHook) -> str:
+    return hook.kind if hook.settings is None else f'("{hook.kind}", {dict(hook.settings)!r})'

@@ -286,17 +286,27 @@ def _other_class(condition: ast.Call, scope: Scope) -> str:
 
 
 def _other_module(condition: ast.Call, scope: Scope) -> str:
-    module, kind = scope.value(condition.args[0]), scope.value(condition.args[1])
-    name = scope.text(condition.args[0])
-    expected = _class_name(kind) if isinstance(kind, type) else kind
-    if _class_name(type(module)) != expected:
-        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
+    module, kind, *rest = condition.args
+    length = scope.value(rest[0]) if rest else None
+    return _changed_module(module, kind, length, scope) or _generic(condition, scope)
+
+
+def _one_other_module(condition: ast.Call, scope: Scope) -> str:
+    kind, length, *modules = condition.args
+    reasons = (_changed_module(module, kind, scope.value(length), scope) for module in modules)
+    return next(filter(None, reasons), "") or _generic(condition, scope)
+
+
+def _changed_module(node: ast.expr, kind_node: ast.expr, length: int | None, scope: Scope) -> str:
+    """How a module differs from the captured one; empty if it does not."""
+    module, kind, name = scope.value(node), scope.value(kind_node), scope.text(node)
+    if _class_name(type(module)) != (_class_name(kind) if isinstance(kind, type) else kind):
+        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(kind_node)}"
     if module._forward_hooks or module._forward_pre_hooks:
         return f"{name} has hooks, which the kernels would not call"
-    return (
-        _replaced_forward(module, name)
-        or f"{name} has {len(module)} modules; {MADE_FOR} {scope.value(condition.args[2])}"
-    )
+    is_other = length is not None and len(module) != length
+    of_length = f"{name} has {len(module)} modules; {MADE_FOR} {length}" if is_other else ""
+    return _replaced_forward(module, name) or of_length
 
 
 def _other_hooks(condition: ast.Call, scope: Scope) -> str:
@@ -355,6 +365,7 @@ CALLS: Mapping[str, Callable[[ast.Call, Scope], str]] = {
     "_is_plain_gpu_call": _not_plain,
     "_are_contiguous_with": _other_type_or_shape,
     "_is_unchanged_module": _other_module,
+    "_are_unchanged_modules": _one_other_module,
     "_has_class": _other_class,
     "_has_captured_hooks": _other_hooks,
     "_have_values": _other_values,
