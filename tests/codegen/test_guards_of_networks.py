@@ -97,8 +97,9 @@ def generated(source: str, tmp_path_factory: pytest.TempPathFactory) -> ModuleTy
 
 def test_one_call_checks_all_modules_of_a_class_at_a_depth(source: str) -> None:
     guard = source.split("def net_fits(self, x)")[1].split("\n\n\n")[0]
-    assert guard.count("_are_unchanged_modules(") == 3, "blocks, convolutions and norms"
-    assert guard.count("_is_unchanged_module(") == 1, "the container"
+    assert guard.count("_are_unchanged_modules(") == 4, "the list, blocks, convolutions and norms"
+    assert "_is_unchanged_module(" not in guard
+    assert '(blocks_3 := blocks._modules.get("3"))' in guard, "not by the list, whose indexing runs in Python"
     assert guard.index("blocks_0 :=") < guard.index("blocks_0_conv :="), (
         "a module is accepted before its submodules are read"
     )
@@ -118,6 +119,26 @@ def test_each_change_of_one_module_runs_the_original_code(generated: ModuleType,
         change(other.blocks[number])
         assert generated.net_fits(other, x) is None, name
         assert generated.net_fits(net, x) is not None, "the network itself is unchanged"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.blocks.append(copy.deepcopy(net.blocks[0])),
+        lambda net: net.blocks.__delitem__(1),
+        lambda net: net.blocks._modules.__setitem__("0", net.blocks._modules.pop("0")),
+        lambda net: net.blocks._modules.__setitem__("last", net.blocks._modules.pop("3")),
+        lambda net: setattr(net, "blocks", torch.nn.ModuleList(net.blocks)),
+        lambda net: setattr(net, "blocks", None),
+    ],
+    ids=["longer", "shorter", "another order", "another name", "another class", "none"],
+)
+def test_another_list_of_modules_runs_the_original_code(generated: ModuleType, change: Callable[[Any], object]) -> None:
+    net, x = generated.Net(), torch.randn(2, 4, 5, 5)
+    assert generated.net_fits(net, x) is not None
+    change(net)
+    assert generated.net_fits(net, x) is None
 
 
 @torch.no_grad()

@@ -278,3 +278,9 @@ def test_one_of_many_modules_is_named(load: Callable[[str, str], ModuleType]) ->
     assert reason(lambda net: setattr(net.layers[1], "forward", torch.relu)) == (
         "forward of self.layers[1] is replaced"
     )
+    assert (
+        reason(lambda net: net.layers.append(module.Layer()))
+        == "self.layers has 6 modules; the kernels were made for 5"
+    )
+    reordered = reason(lambda net: net.layers._modules.__setitem__("0", net.layers._modules.pop("0")))
+    assert reordered == "the modules of self.layers are in another order"

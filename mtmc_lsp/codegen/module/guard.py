@@ -26,6 +26,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 from mtmc_lsp.codegen.module.module_lookups import (
     LEAST_MODULES_IN_GROUP,
     cache_lookups,
+    module_lists,
     parts,
     unchanged_modules,
 )
@@ -234,8 +235,12 @@ STORES = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
 
 def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
     """For each submodule and tensor access, the dictionary of its parent module that stores it."""
-    stores = {tuple(parts(item.access)): "_modules" for item in graph.modules}
-    return stores | {tuple(parts(item.access)): STORES[item.kind] for item in graph.inputs if item.kind in STORES}
+    lists = module_lists(graph.modules) if _has_many_tensors(graph) else ()
+    accesses = [item.access for item in graph.modules]
+    named = [access for access in accesses if not access.endswith("]") or access.rpartition("[")[0] in lists]
+    stores = {tuple(parts(access)): "_modules" for access in named}
+    tensors = [item for item in graph.inputs if item.kind in STORES and not item.access.endswith("]")]
+    return stores | {tuple(parts(item.access)): STORES[item.kind] for item in tensors}
 
 
 def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:

@@ -128,9 +128,12 @@ def _do_not_overlap(tensors, updated) -> bool:
         and (length is None or len(module) == length)
     )
 ''',
-    ARE_UNCHANGED_MODULES: '''def _are_unchanged_modules(kind, length, *modules) -> bool:
-    """Whether calls of the modules run only the forward of their class: same class, no hooks, no patched forward."""
-    known = kind
+    ARE_UNCHANGED_MODULES: '''def _are_unchanged_modules(kind, indices, *modules) -> bool:
+    """Whether calls of the modules run only the forward of their class: same class, no hooks, no patched forward.
+
+    Lists have these indices, in this order, so that their modules can be read from their dictionaries.
+    """
+    known, keys = kind, [str(index) for index in indices or ()]
     for module in modules:
         if type(module) is not known:
             if f"{type(module).__module__}.{type(module).__qualname__}" != kind:
@@ -138,7 +141,7 @@ def _do_not_overlap(tensors, updated) -> bool:
             known = type(module)
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
             return False
-        if length is not None and len(module) != length:
+        if indices is not None and [*module._modules] != keys:
             return False
     return True
 ''',

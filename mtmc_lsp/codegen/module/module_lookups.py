@@ -47,8 +47,8 @@ def cache_lookups(
         if prefix in names:
             return names[prefix] + remainder
         last = prefix[-1]
-        if prefix in stores and last.startswith("."):
-            last = f'.{stores[prefix]}.get("{last[1:]}")'
+        if prefix in stores:
+            last = f'.{stores[prefix]}.get("{last.strip(".[]")}")'
         inner = named([*prefix[:-1]]) + last
         name = identifier("_".join(re.findall(r"\w+", "".join(prefix[1:]))))
         while name in used_names or name in names.values():
@@ -77,18 +77,27 @@ def unchanged_modules(modules: Sequence[UsedModule], *, in_groups: bool) -> list
     """
     if not in_groups:
         return [_is_unchanged(module) for module in modules]
+    lists = module_lists(modules)
     groups: dict[tuple[int, str, int | None, str], list[UsedModule]] = {}
     for module in modules:
-        is_single = module.access if module.hooks else ""
-        groups.setdefault((len(parts(module.access)), module.kind, module.length, is_single), []).append(module)
+        is_single = module.hooks or (module.length is not None and module.access not in lists)
+        key = len(parts(module.access)), module.kind, module.length, module.access if is_single else ""
+        groups.setdefault(key, []).append(module)
     conditions: list[str] = []
-    for (_, kind, length, _), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        if len(group) < LEAST_MODULES_IN_GROUP:
+    for (_, kind, length, single), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        if single or (length is None and len(group) < LEAST_MODULES_IN_GROUP):
             conditions += [_is_unchanged(module) for module in group]
         else:
+            indices = "None" if length is None else f"range({length})"
             accesses = [module.access for module in group]
-            conditions.append(call_text(ARE_UNCHANGED_MODULES, [kind, repr(length), *accesses], "        "))
+            conditions.append(call_text(ARE_UNCHANGED_MODULES, [kind, indices, *accesses], "        "))
     return conditions
+
+
+def module_lists(modules: Sequence[UsedModule]) -> set[str]:
+    """The accesses of the containers whose modules are read by their index, and whose indices a condition checks."""
+    indexed = {module.access.rpartition("[")[0] for module in modules if module.access.endswith("]")}
+    return {module.access for module in modules if module.length is not None and not module.hooks} & indexed - {"self"}
 
 
 def _is_unchanged(module: UsedModule) -> str:

@@ -287,26 +287,38 @@ def _other_class(condition: ast.Call, scope: Scope) -> str:
 
 def _other_module(condition: ast.Call, scope: Scope) -> str:
     module, kind, *rest = condition.args
-    length = scope.value(rest[0]) if rest else None
-    return _changed_module(module, kind, length, scope) or _generic(condition, scope)
+    reason = _changed_module(module, kind, scope)
+    return reason or (_other_length(module, scope.value(rest[0]), scope) if rest else _generic(condition, scope))
 
 
 def _one_other_module(condition: ast.Call, scope: Scope) -> str:
-    kind, length, *modules = condition.args
-    reasons = (_changed_module(module, kind, scope.value(length), scope) for module in modules)
-    return next(filter(None, reasons), "") or _generic(condition, scope)
+    kind, indices, *modules = condition.args
+    keys = scope.value(indices)
+    for module in modules:
+        reason = _changed_module(module, kind, scope)
+        if reason or keys is None:
+            pass
+        elif len(scope.value(module)._modules) != len(keys):
+            reason = _other_length(module, len(keys), scope)
+        elif [*scope.value(module)._modules] != [*map(str, keys)]:
+            reason = f"the modules of {scope.text(module)} are in another order"
+        if reason:
+            return reason
+    return _generic(condition, scope)
 
 
-def _changed_module(node: ast.expr, kind_node: ast.expr, length: int | None, scope: Scope) -> str:
-    """How a module differs from the captured one; empty if it does not."""
+def _changed_module(node: ast.expr, kind_node: ast.expr, scope: Scope) -> str:
+    """How a call of a module differs from the captured one; empty if it does not."""
     module, kind, name = scope.value(node), scope.value(kind_node), scope.text(node)
     if _class_name(type(module)) != (_class_name(kind) if isinstance(kind, type) else kind):
         return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(kind_node)}"
     if module._forward_hooks or module._forward_pre_hooks:
         return f"{name} has hooks, which the kernels would not call"
-    is_other = length is not None and len(module) != length
-    of_length = f"{name} has {len(module)} modules; {MADE_FOR} {length}" if is_other else ""
-    return _replaced_forward(module, name) or of_length
+    return _replaced_forward(module, name)
+
+
+def _other_length(node: ast.expr, length: int, scope: Scope) -> str:
+    return f"{scope.text(node)} has {len(scope.value(node))} modules; {MADE_FOR} {length}"
 
 
 def _other_hooks(condition: ast.Call, scope: Scope) -> str:
