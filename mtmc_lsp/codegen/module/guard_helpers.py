@@ -139,7 +139,8 @@ def _do_not_overlap(tensors, updated) -> bool:
             if f"{type(module).__module__}.{type(module).__qualname__}" != kind:
                 return False
             known = type(module)
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        own = module.__dict__
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return False
         if indices is not None and [*module._modules] != keys:
             return False

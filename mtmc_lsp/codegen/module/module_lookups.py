@@ -39,17 +39,19 @@ def cache_lookups(
             counts[prefix] = counts.get(prefix, 0) + (prefix in cacheable)
     names: dict[tuple[str, ...], str] = {}
 
+    def stored(path: tuple[str, ...]) -> str:
+        return f'.{stores[path]}.get("{path[-1].strip(".[]")}")'
+
     def named(path: list[str]) -> str:
+        if counts.get(tuple(path), 0) == 1 and tuple(path) in stores:
+            return f"{named(path[:-1])}{stored(tuple(path))}"
         prefix = next((p for p in reversed(_prefixes(path)) if counts.get(p, 0) > 1), None)
         if prefix is None:
             return "".join(path)
         remainder = "".join(path[len(prefix) :])
         if prefix in names:
             return names[prefix] + remainder
-        last = prefix[-1]
-        if prefix in stores:
-            last = f'.{stores[prefix]}.get("{last.strip(".[]")}")'
-        inner = named([*prefix[:-1]]) + last
+        inner = named([*prefix[:-1]]) + (stored(prefix) if prefix in stores else prefix[-1])
         name = identifier("_".join(re.findall(r"\w+", "".join(prefix[1:]))))
         while name in used_names or name in names.values():
             name += "_"
