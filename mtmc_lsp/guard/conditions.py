@@ -19,8 +19,8 @@ SUFFIX = "_fits"
 MODULE = "user_module"
 """The variable of generated code in another file for the module of the user's file."""
 COMMON = (
-    MODULE, "_up_to_date", "_is_plain_gpu_call", "_accept(", "_is_unchanged_module", "_has_class(", "_has_captured_hooks",
-    "_do_not_overlap", "type(self)", "not torch.is_autocast_enabled", "is_grad_enabled", ".numel() > 0",
+    MODULE, "_up_to_date", "_is_plain_gpu_call", "_accept(", "_is_unchanged_module", "_are_unchanged_modules", "_has_class(",
+    "_has_captured_hooks", "_do_not_overlap", "type(self)", "not torch.is_autocast_enabled", "is_grad_enabled", ".numel() > 0",
 )  # fmt: skip
 """Parts of conditions that every guard has; of these only a summary is shown."""
 

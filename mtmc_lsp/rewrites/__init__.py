@@ -30,7 +30,7 @@ from mtmc_lsp.rewrites import (
 from mtmc_lsp.rewrites.chunked_rows import early_slices, row_forms
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite, Edit, apply_edit
 from mtmc_lsp.rewrites.saved_values import computing_again
-from mtmc_lsp.rewrites.whole_graph import convolution_biases
+from mtmc_lsp.rewrites.whole_graph import convolution_biases, one_position
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 
 ALGEBRA = (
@@ -75,6 +75,8 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite) -> Graph:
         return layout_propagation.in_channels_last(graph)
     if rewrite.rule == convolution_biases.RULE:
         return convolution_biases.without_biases(graph)
+    if rewrite.rule == one_position.RULE:
+        return one_position.with_linear_layers(graph)
     if rewrite.rule == row_loops.RULE:
         rows, *early = rewrite.detail
         graph = row_forms.with_gathers(early_slices.with_early_slices(graph, rewrite.node))

@@ -269,3 +269,18 @@ def test_one_of_many_modules_is_named(load: Callable[[str, str], ModuleType]) ->
         "the kernels were made for a contiguous one"
     )
     assert "self.layers[4].norm is None" in reason(lambda net: setattr(net.layers[4], "norm", None))
+    assert reason(lambda net: setattr(net.layers[4], "norm", nn.Identity())) == (
+        "self.layers[4].norm is an Identity; the kernels were made for torch.nn.LayerNorm"
+    )
+    assert reason(lambda net: net.layers[2].norm.register_forward_hook(lambda *_: None)) == (
+        "self.layers[2].norm has hooks, which the kernels would not call"
+    )
+    assert reason(lambda net: setattr(net.layers[1], "forward", torch.relu)) == (
+        "forward of self.layers[1] is replaced"
+    )
+    assert (
+        reason(lambda net: net.layers.append(module.Layer()))
+        == "self.layers has 6 modules; the kernels were made for 5"
+    )
+    reordered = reason(lambda net: net.layers._modules.__setitem__("0", net.layers._modules.pop("0")))
+    assert reordered == "the modules of self.layers are in another order"

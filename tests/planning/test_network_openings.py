@@ -18,7 +18,7 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
-from mtmc_lsp.rewrites.whole_graph import convolution_biases
+from mtmc_lsp.rewrites.whole_graph import convolution_biases, one_position
 from mtmc_lsp.schedule.launch_units import launch_count
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import matmul_flops
@@ -187,6 +187,84 @@ def test_biases_of_convolutions_become_additions_of_kernels(captured) -> None:
     assert verdict.is_correct, verdict.reason
     with pytest.raises(CannotRewrite, match="no convolution has a bias"):
         convolution_biases.without_biases(graph)
+
+
+EXCITED = """
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(c, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)
+        self.down, self.up = nn.Conv2d(c, c // 2, 1), nn.Conv2d(c // 2, c, 1)
+
+    def forward(self, x):
+        x = F.silu(self.norm(self.conv(x)))
+        s = F.silu(self.down(F.adaptive_avg_pool2d(x, 1)))
+        return x * torch.sigmoid(self.up(s))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block(8) for _ in range(4)])
+        self.half().eval()
+
+    def forward(self, x):
+        return self.blocks(x)
+"""
+
+
+def test_convolutions_of_one_position_are_linear_layers_from_the_first_step(captured) -> None:
+    text = f"{HEAD}{EXCITED}\n\ndef get_inputs():\n    return [torch.randn(2, 8, 6, 5).half()]\n"
+    capture = captured(text, "Net")
+    root = start(capture, text)
+    action = opening(capture, root, device=SLOW)
+    assert action.params[RULES] == [convolution_biases.RULE, one_position.RULE, propagation.RULE]
+    candidate = BuiltinCoder(SLOW).write(capture, root, action)
+    schedule = schedule_of(candidate)
+    graph = ir_of(capture.graph, schedule).graph
+    assert [sum(node.op == f"aten.{name}.default" for node in graph.nodes) for name in ("conv2d", "linear")] == [4, 8]
+    inside = {name for plan in schedule.kernels for name in plan.nodes}
+    added = [node.name for node in graph.nodes if node.name.endswith(("_bias0", "_bias1"))]
+    assert len(added) == 16 and inside >= {*added}, "kernels add the biases"
+    assert candidate.source.count("torch.nn.functional.linear(") == 8
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+    assert not compile_errors(capture, candidate, ["sm_90"])
+
+
+OTHERS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.strided = nn.Conv2d(4, 6, 1, bias=False), nn.Conv2d(4, 6, 1, stride=3, bias=False)
+        self.same, self.line = nn.Conv2d(4, 6, 1, padding="same", bias=False), nn.Conv1d(4, 6, 1, bias=False)
+        self.padded = nn.Conv2d(4, 6, 1, stride=3, padding=1, bias=False)
+        self.grouped, self.wide = nn.Conv2d(4, 6, 1, groups=2, bias=False), nn.Conv2d(4, 6, 3, padding=1, bias=False)
+        self.upward, self.biased = nn.ConvTranspose2d(4, 6, 1, bias=False), nn.Conv2d(4, 6, 1)
+        self.half()
+
+    def forward(self, x, y):
+        same = self.linear(x), self.strided(x), self.same(x), self.line(x[:, :, 0])
+        others = self.padded(x), self.grouped(x), self.wide(x), self.upward(x), self.biased(x), self.linear(y)
+        return *same, *others, F.relu(x)
+"""
+
+
+def test_only_plain_convolutions_of_one_position_are_linear_layers(captured) -> None:
+    """A border, groups, larger kernels and images, transposed convolutions, biases and float32 do not fit."""
+    inputs = "[torch.randn(3, 4, 1, 1).half(), torch.randn(3, 4, 2, 2).half()]"
+    text = f"{HEAD}{OTHERS}\n\ndef get_inputs():\n    return {inputs}\n"
+    capture = captured(text, "Net")
+    candidate = act(capture, start(capture, text), ActionKind.FUSE, sites=[], **{RULES: [one_position.RULE]})
+    candidate = act(capture, candidate, ActionKind.FUSE, "relu", config={})
+    graph = ir_of(capture.graph, schedule_of(candidate)).graph
+    assert sum(node.op == "aten.linear.default" for node in graph.nodes) == 4
+    assert not one_position.matches(graph)
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+    with pytest.raises(CannotRewrite, match="no convolution has images with one position"):
+        one_position.with_linear_layers(graph)
+    full = captured(text.replace(".half()", ".float()"), "Net")
+    assert not one_position.matches(full.graph)
 
 
 def test_an_attention_that_the_code_writes_out_is_one_kernel_from_the_first_step(captured) -> None:

@@ -26,7 +26,7 @@ from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import RegionKind, is_product
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.rewrites.graph_editing import CONVOLUTIONS, base_name
-from mtmc_lsp.rewrites.whole_graph import convolution_biases
+from mtmc_lsp.rewrites.whole_graph import convolution_biases, one_position
 from mtmc_lsp.schedule.launch_units import launch_count
 from mtmc_lsp.schedule.schedule import MOST_BESIDE, Rewrite, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
@@ -36,7 +36,7 @@ FIRST_LAUNCHES = 32
 """A call with more operations than this is a network. Fewer operations become few kernels, which are tried one by one."""
 RULES = "rules"
 """The parameter of an action that names rewrites of the whole graph."""
-WHOLE_GRAPH = (convolution_biases.RULE, propagation.RULE)
+WHOLE_GRAPH = (convolution_biases.RULE, one_position.RULE, propagation.RULE)
 """The rewrites of a whole graph, in the order in which they are applied."""
 BESIDE = "beside"
 """The parameter of an action that names kernels that share a launch, by their last nodes."""
@@ -91,6 +91,8 @@ class FirstVersion:
             text += " It computes convolutions with channels last, and need not convert images."
         if convolution_biases.RULE in self.rules:
             text += " Biases of convolutions, which it would add in separate launches, are added by the kernels."
+        if one_position.RULE in self.rules:
+            text += " Convolutions of images with one position run as linear layers, in one launch each."
         return text
 
 
@@ -112,13 +114,21 @@ def first_version(situation: Situation, *, rewrites: bool = True) -> FirstVersio
     if schedule.kernels or schedule.rewrites or not is_network(situation):
         return None
     graph = situation.ir.graph
-    is_biased = rewrites and convolution_biases.matches(graph)
-    plain = with_rules(schedule, [convolution_biases.RULE]) if is_biased else schedule
+    plain = _with_exact_rules(situation) if rewrites else schedule
     versions = [_fused(situation, plain)]
     if rewrites and propagation.matches(graph) and _keeps_precision(graph):
         versions.append(_fused(situation, with_rules(plain, [propagation.RULE])))
     possible = [version for version in versions if version is not None and len(version.kernels) >= MANY]
     return min(possible, key=lambda version: version.after.us, default=None)
+
+
+def _with_exact_rules(situation: Situation) -> Schedule:
+    """The schedule with the rewrites of the whole graph that need no choice."""
+    schedule = situation.schedule
+    for rule in (convolution_biases, one_position):
+        if rule.matches(ir_for(situation.graph, schedule).graph):
+            schedule = with_rules(schedule, [rule.RULE])
+    return schedule
 
 
 def with_rules(schedule: Schedule, rules: Iterable[object]) -> Schedule:

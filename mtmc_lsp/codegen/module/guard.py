@@ -15,20 +15,24 @@ from mtmc_lsp.codegen.module.guard_helpers import (
     ACCEPT,
     ALIGNED,
     ARE_ACCEPTED,
-    HAS_CAPTURED_HOOKS,
     HAS_CLASS,
     HAS_ITEMS,
     HAVE_VALUES,
-    IS_UNCHANGED_MODULE,
     NO_OVERLAP,
     PLAIN_CALL,
     REPORTED,
     TF32_HELPERS,
 )
-from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
+from mtmc_lsp.codegen.module.module_lookups import (
+    LEAST_MODULES_IN_GROUP,
+    cache_lookups,
+    module_lists,
+    parts,
+    unchanged_modules,
+)
 from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
-from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, ModuleHook, UsedModule
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size, names_in, rename_symbols
 
 
@@ -241,8 +245,12 @@ STORES = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
 
 def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
     """For each submodule and tensor access, the dictionary of its parent module that stores it."""
-    stores = {tuple(parts(item.access)): "_modules" for item in graph.modules}
-    return stores | {tuple(parts(item.access)): STORES[item.kind] for item in graph.inputs if item.kind in STORES}
+    lists = module_lists(graph.modules) if _has_many_tensors(graph) else ()
+    accesses = [item.access for item in graph.modules]
+    named = [access for access in accesses if not access.endswith("]") or access.rpartition("[")[0] in lists]
+    stores = {tuple(parts(access)): "_modules" for access in named}
+    tensors = [item for item in graph.inputs if item.kind in STORES and not item.access.endswith("]")]
+    return stores | {tuple(parts(item.access)): STORES[item.kind] for item in tensors}
 
 
 def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:
@@ -262,9 +270,8 @@ def _structure(
     same_class = f"{HAS_CLASS}(self, {{kind}})" if is_trained else "type(self) is {kind}"
     conditions = [same_class.format(kind=item.kind) for item in graph.modules if item.access == "self"]
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
-    for item in graph.modules:
-        if item.access != "self":
-            conditions.append(_is_unchanged(item))
+    submodules = [item for item in graph.modules if item.access != "self"]
+    conditions += unchanged_modules(submodules, in_groups=_has_many_tensors(graph))
     conditions += [f"{again} is {first}" for again, first in graph.aliases]
     conditions += attributes
     conditions += values
@@ -280,22 +287,6 @@ def _returning_early(conditions: Sequence[str], graph: Graph) -> str:
         unmet = "\n        {}\n    ".format("\n        and ".join(conditions))
     unmet = f"not ({unmet})" if len(conditions) > 1 or " " in unmet else f"not {unmet}"
     return f"    if {unmet}:\n        return {'None' if returns_tensors(graph) else 'False'}\n"
-
-
-def _is_unchanged(module: UsedModule) -> str:
-    """The condition that a submodule runs the captured code: its class, and the hooks whose effect is in the graph."""
-    if module.hooks:
-        before, after = (
-            f"[{', '.join(_hook(hook) for hook in module.hooks if hook.is_before == is_before)}]"
-            for is_before in (True, False)
-        )
-        return f"{HAS_CAPTURED_HOOKS}({module.access}, {module.kind}, {before}, {after})"
-    length = f", {module.length}" if module.length is not None else ""
-    return f"{IS_UNCHANGED_MODULE}({module.access}, {module.kind}{length})"
-
-
-def _hook(hook: ModuleHook) -> str:
-    return hook.kind if hook.settings is None else f'("{hook.kind}", {dict(hook.settings)!r})'
 
 
 def _inspected_only(graph: Graph, texts: dict[str, str]) -> list[str]:
@@ -357,10 +348,6 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
             text = f"type({access}) is {type(value).__name__} and {access} == {value!r}"
         result.append((access, text))
     return result
-
-
-LEAST_MODULES_IN_GROUP = 3
-"""Minimum number of modules with equal values for which one helper checks them together."""
 
 
 def _modules_with_equal_values(graph: Graph) -> dict[tuple[str, ...], list[str]]:

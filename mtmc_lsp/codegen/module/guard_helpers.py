@@ -5,7 +5,7 @@ from __future__ import annotations
 PLAIN_CALL = "_is_plain_gpu_call"
 CAN_LAUNCH = "_can_launch_on"
 ARE_ACCEPTED, ACCEPT = "_are_like_accepted", "_accept"
-IS_UNCHANGED_MODULE = "_is_unchanged_module"
+IS_UNCHANGED_MODULE, ARE_UNCHANGED_MODULES = "_is_unchanged_module", "_are_unchanged_modules"
 HAS_CLASS = "_has_class"
 HAS_CAPTURED_HOOKS = "_has_captured_hooks"
 NO_OVERLAP = "_do_not_overlap"
@@ -126,6 +126,24 @@ def _do_not_overlap(tensors, updated) -> bool:
         and (length is None or len(module) == length)
     )
 ''',
+    ARE_UNCHANGED_MODULES: '''def _are_unchanged_modules(kind, indices, *modules) -> bool:
+    """Whether calls of the modules run only the forward of their class: same class, no hooks, no patched forward.
+
+    Lists have these indices, in this order, so that their modules can be read from their dictionaries.
+    """
+    known, keys = kind, [str(index) for index in indices or ()]
+    for module in modules:
+        if type(module) is not known:
+            if f"{type(module).__module__}.{type(module).__qualname__}" != kind:
+                return False
+            known = type(module)
+        own = module.__dict__
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+            return False
+        if indices is not None and [*module._modules] != keys:
+            return False
+    return True
+''',
     HAS_CAPTURED_HOOKS: '''def _has_captured_hooks(module, kind, before, after) -> bool:
     """Whether a call of the module runs the forward of its class and these hooks, whose effect the kernels have."""
 
@@ -156,8 +174,29 @@ def _do_not_overlap(tensors, updated) -> bool:
         return False
     return all([_has_items(item, value) for item, value in zip(actual, expected)])
 ''',
-    HAVE_VALUES: '''def _have_values(values, *modules) -> bool:
+    HAVE_VALUES: '''def _dictionaries_hold(values, modules) -> bool:
+    """Whether the dictionaries of all modules hold these values, each with its type; lists stand for tuples.
+
+    It reads one attribute of all modules at a time, which is faster. False proves nothing: a class may compute attributes.
+    """
+    for kind in {*map(type, modules)}:
+        if not issubclass(kind, torch.nn.Module) or kind.__getattr__ is not torch.nn.Module.__getattr__:
+            return False
+        if kind.__getattribute__ is not object.__getattribute__ or any([hasattr(kind, name) for name in values]):
+            return False
+    stored = [module.__dict__ for module in modules]
+    for name, value in values.items():
+        held = [own[name] if name in own else own["_parameters"].get(name, own) for own in stored]
+        expected = tuple(value) if isinstance(value, list) else value
+        if {*map(type, held)} != {type(expected)} or held.count(expected) != len(held):
+            return False
+    return True
+
+
+def _have_values(values, *modules) -> bool:
     """Whether the attributes of all modules have these values and types; a tuple may replace a list."""
+    if not torch.compiler.is_compiling() and _dictionaries_hold(values, modules):
+        return True
     for module in modules:
         for name, value in values.items():
             actual = getattr(module, name, module)  # a missing attribute gives the module, which never matches

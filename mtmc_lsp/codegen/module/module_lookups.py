@@ -1,14 +1,19 @@
-"""Cache attribute lookups of modules and tensors in generated code with assignment expressions."""
+"""Look up each module and tensor of a guard once, by assignment expressions, and check many modules at once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
+from mtmc_lsp.codegen.kernel.snippets import call_text
+from mtmc_lsp.codegen.module.guard_helpers import ARE_UNCHANGED_MODULES, HAS_CAPTURED_HOOKS, IS_UNCHANGED_MODULE
 from mtmc_lsp.codegen.module.naming import identifier
+from mtmc_lsp.core.graph import ModuleHook, UsedModule
 
 PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
 """An attribute or item path that starts at ``self``."""
+LEAST_MODULES_IN_GROUP = 3
+"""Minimum number of modules that one helper checks together."""
 
 
 def cache_lookups(
@@ -34,17 +39,19 @@ def cache_lookups(
             counts[prefix] = counts.get(prefix, 0) + (prefix in cacheable)
     names: dict[tuple[str, ...], str] = {}
 
+    def stored(path: tuple[str, ...]) -> str:
+        return f'.{stores[path]}.get("{path[-1].strip(".[]")}")'
+
     def named(path: list[str]) -> str:
+        if counts.get(tuple(path), 0) == 1 and tuple(path) in stores:
+            return f"{named(path[:-1])}{stored(tuple(path))}"
         prefix = next((p for p in reversed(_prefixes(path)) if counts.get(p, 0) > 1), None)
         if prefix is None:
             return "".join(path)
         remainder = "".join(path[len(prefix) :])
         if prefix in names:
             return names[prefix] + remainder
-        last = prefix[-1]
-        if prefix in stores and last.startswith("."):
-            last = f'.{stores[prefix]}.get("{last[1:]}")'
-        inner = named([*prefix[:-1]]) + last
+        inner = named([*prefix[:-1]]) + (stored(prefix) if prefix in stores else prefix[-1])
         name = identifier("_".join(re.findall(r"\w+", "".join(prefix[1:]))))
         while name in used_names or name in names.values():
             name += "_"
@@ -62,3 +69,50 @@ def parts(path: str) -> list[str]:
 def _prefixes(path: Sequence[str]) -> list[tuple[str, ...]]:
     """All prefixes of a path, shortest first, without ``self`` alone."""
     return [tuple(path[:end]) for end in range(2, len(path) + 1)]
+
+
+def unchanged_modules(modules: Sequence[UsedModule], *, in_groups: bool) -> list[str]:
+    """The conditions that submodules run the captured code.
+
+    In groups, one call checks all modules of a class at a depth. Containers come first, because a condition reads submodules of
+    modules that earlier conditions accepted.
+    """
+    if not in_groups:
+        return [_is_unchanged(module) for module in modules]
+    lists = module_lists(modules)
+    groups: dict[tuple[int, str, int | None, str], list[UsedModule]] = {}
+    for module in modules:
+        is_single = module.hooks or (module.length is not None and module.access not in lists)
+        key = len(parts(module.access)), module.kind, module.length, module.access if is_single else ""
+        groups.setdefault(key, []).append(module)
+    conditions: list[str] = []
+    for (_, kind, length, single), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        if single or (length is None and len(group) < LEAST_MODULES_IN_GROUP):
+            conditions += [_is_unchanged(module) for module in group]
+        else:
+            indices = "None" if length is None else f"range({length})"
+            accesses = [module.access for module in group]
+            conditions.append(call_text(ARE_UNCHANGED_MODULES, [kind, indices, *accesses], "        "))
+    return conditions
+
+
+def module_lists(modules: Sequence[UsedModule]) -> set[str]:
+    """The accesses of the containers whose modules are read by their index, and whose indices a condition checks."""
+    indexed = {module.access.rpartition("[")[0] for module in modules if module.access.endswith("]")}
+    return {module.access for module in modules if module.length is not None and not module.hooks} & indexed - {"self"}
+
+
+def _is_unchanged(module: UsedModule) -> str:
+    """The condition that a submodule runs the captured code: its class, and the hooks whose effect is in the graph."""
+    if module.hooks:
+        before, after = (
+            f"[{', '.join(_hook(hook) for hook in module.hooks if hook.is_before == is_before)}]"
+            for is_before in (True, False)
+        )
+        return f"{HAS_CAPTURED_HOOKS}({module.access}, {module.kind}, {before}, {after})"
+    length = f", {module.length}" if module.length is not None else ""
+    return f"{IS_UNCHANGED_MODULE}({module.access}, {module.kind}{length})"
+
+
+def _hook(hook: ModuleHook) -> str:
+    return hook.kind if hook.settings is None else f'("{hook.kind}", {dict(hook.settings)!r})'

@@ -286,17 +286,39 @@ def _other_class(condition: ast.Call, scope: Scope) -> str:
 
 
 def _other_module(condition: ast.Call, scope: Scope) -> str:
-    module, kind = scope.value(condition.args[0]), scope.value(condition.args[1])
-    name = scope.text(condition.args[0])
-    expected = _class_name(kind) if isinstance(kind, type) else kind
-    if _class_name(type(module)) != expected:
-        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(condition.args[1])}"
+    module, kind, *rest = condition.args
+    reason = _changed_module(module, kind, scope)
+    return reason or (_other_length(module, scope.value(rest[0]), scope) if rest else _generic(condition, scope))
+
+
+def _one_other_module(condition: ast.Call, scope: Scope) -> str:
+    kind, indices, *modules = condition.args
+    keys = scope.value(indices)
+    for module in modules:
+        reason = _changed_module(module, kind, scope)
+        if reason or keys is None:
+            pass
+        elif len(scope.value(module)._modules) != len(keys):
+            reason = _other_length(module, len(keys), scope)
+        elif [*scope.value(module)._modules] != [*map(str, keys)]:
+            reason = f"the modules of {scope.text(module)} are in another order"
+        if reason:
+            return reason
+    return _generic(condition, scope)
+
+
+def _changed_module(node: ast.expr, kind_node: ast.expr, scope: Scope) -> str:
+    """How a call of a module differs from the captured one; empty if it does not."""
+    module, kind, name = scope.value(node), scope.value(kind_node), scope.text(node)
+    if _class_name(type(module)) != (_class_name(kind) if isinstance(kind, type) else kind):
+        return f"{name} is {_article(type(module))}; {MADE_FOR} {scope.text(kind_node)}"
     if module._forward_hooks or module._forward_pre_hooks:
         return f"{name} has hooks, which the kernels would not call"
-    return (
-        _replaced_forward(module, name)
-        or f"{name} has {len(module)} modules; {MADE_FOR} {scope.value(condition.args[2])}"
-    )
+    return _replaced_forward(module, name)
+
+
+def _other_length(node: ast.expr, length: int, scope: Scope) -> str:
+    return f"{scope.text(node)} has {len(scope.value(node))} modules; {MADE_FOR} {length}"
 
 
 def _other_hooks(condition: ast.Call, scope: Scope) -> str:
@@ -355,6 +377,7 @@ CALLS: Mapping[str, Callable[[ast.Call, Scope], str]] = {
     "_is_plain_gpu_call": _not_plain,
     "_are_contiguous_with": _other_type_or_shape,
     "_is_unchanged_module": _other_module,
+    "_are_unchanged_modules": _one_other_module,
     "_has_class": _other_class,
     "_has_captured_hooks": _other_hooks,
     "_have_values": _other_values,
