@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -30,11 +31,12 @@ from mtmc_lsp.verify.outcomes import (
     checked,
     first_failed,
     library_share,
+    not_accepted,
     run_notes,
-    skipped,
     uncertain_because,
 )
 from mtmc_lsp.verify.reference import PreparedCase, Reference
+from mtmc_lsp.verify.running.lanes import lanes, run_side_by_side
 from mtmc_lsp.verify.sanitizer import Sanitizer
 from mtmc_lsp.verify.sizes.case_sizes import why_not_interpretable
 from mtmc_lsp.verify.trials import Trial
@@ -62,14 +64,18 @@ OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw oth
 class VerificationEngine:
     """Verifies candidates against one reference. The adapters say in what the kinds of candidates differ."""
 
-    def __init__(self, reference: Reference, process: CandidateProcess) -> None:
+    def __init__(
+        self, reference: Reference, process: CandidateProcess, second_process: CandidateProcess | None = None
+    ) -> None:
         """Prepare without starting a process.
 
         Args:
             reference: computes expected results and judges; its pool runs all calls.
             process: runs the candidates, each in a new process. The caller closes it.
+            second_process: runs some of the cases of a version beside it, in the same way.
         """
         self._reference, self._process, self._pool = reference, process, reference.pool
+        self._second_process = second_process
         self.has_gpu = reference.has_gpu
         self._trial = Trial(reference.capture)
         self._samples = Samples()
@@ -128,7 +134,12 @@ class VerificationEngine:
             return self._verify(candidate, reproduction, on_case, far, sanitizer)
         finally:
             # No candidate runs in the process of another, and a kernel may have broken the GPU context.
-            self._process.next()
+            self._next_processes()
+
+    def _next_processes(self) -> None:
+        self._process.next()
+        if self._second_process is not None:
+            self._second_process.next()
 
     def _verify(
         self,
@@ -205,7 +216,7 @@ class VerificationEngine:
                 return Verification(verdict(smallest.status, reason, smallest.failure), written)
             # It may be right for the full-size parameters that it was written for.
             reduced_failure = reduced_failure or failed.reason
-            self._process.next()
+            self._next_processes()
         reason = f"{TOO_LARGE}; {INSTEAD}; with smaller parameters, for which it may not be written, it fails: {reduced_failure}"
         return Verification(verdict(VerdictStatus.UNCERTIFIABLE, reason))
 
@@ -268,6 +279,10 @@ class VerificationEngine:
         pending = self._cases(candidate, self._trial)
         self._first, many = pending[0], pending[-1]
         is_tight = self.is_tight(self._trial.capture)
+        divided = lanes(pending) if not (finds_smallest or candidate.is_foreign or is_tight) else None
+        if divided is not None and self._second_process is not None:
+            outcomes = self._run_beside(candidate, (runner, self._second_runner(candidate)), pending, divided, on_case)
+            return outcomes, None if outcomes[-1].is_correct else outcomes[-1]
         while pending:
             case = pending.pop(0)
             prepared = self._prepared(case)
@@ -275,8 +290,7 @@ class VerificationEngine:
                 self._prepared(pending[0])
             on_case(case)
             outcome = self._outcome(candidate, runner, prepared, self._plan(candidate, case, is_many=case == many))
-            if outcome is None:
-                outcome = skipped(case, "reference", "the reference does not accept these inputs", ran=False)
+            outcome = outcome or not_accepted(case)
             outcomes.append(outcome)
             self._samples.record(outcome)
             if outcome.is_correct:
@@ -300,6 +314,28 @@ class VerificationEngine:
                     self._process.next()
                     return outcomes, outcome
         return outcomes, failed
+
+    def _second_runner(self, candidate: Adapter) -> CaseRunner:
+        assert self._second_process is not None
+        return CaseRunner(self._reference, self._second_process, candidate, self._trial)
+
+    def _run_beside(
+        self,
+        candidate: Adapter,
+        runners: Sequence[CaseRunner],
+        cases: Sequence[Case],
+        divided: Sequence[Sequence[int]],
+        on_case: Callable[[Case], None],
+    ) -> list[CaseOutcome]:
+        """The outcomes of cases that are divided between two processes, up to the first failure."""
+        self._reference.prepare(self._trial, cases, first=self._first)
+
+        def run(case: Case, runner: CaseRunner) -> CaseOutcome:
+            on_case(case)
+            plan = self._plan(candidate, case, is_many=case == cases[-1])
+            return self._outcome(candidate, runner, self._prepared(case), plan) or not_accepted(case)
+
+        return run_side_by_side(cases, divided, [partial(run, runner=runner) for runner in runners])
 
     def _searched(self, runner: CaseRunner, passed: Sequence[CaseOutcome], seconds: float) -> Iterator[CaseOutcome]:
         """The outcomes of a search for a case on which a candidate is wrong that passed all others."""
