@@ -37,6 +37,7 @@ from mtmc_lsp.verify.outcomes import (
 )
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.running.lanes import lanes, run_side_by_side
+from mtmc_lsp.verify.running.second_process import SecondProcess
 from mtmc_lsp.verify.sanitizer import Sanitizer
 from mtmc_lsp.verify.sizes.case_sizes import why_not_interpretable
 from mtmc_lsp.verify.trials import Trial
@@ -75,7 +76,7 @@ class VerificationEngine:
             second_process: runs some of the cases of a version beside it, in the same way.
         """
         self._reference, self._process, self._pool = reference, process, reference.pool
-        self._second_process = second_process
+        self._second = SecondProcess(reference, second_process) if second_process is not None else None
         self.has_gpu = reference.has_gpu
         self._trial = Trial(reference.capture)
         self._samples = Samples()
@@ -138,8 +139,8 @@ class VerificationEngine:
 
     def _next_processes(self) -> None:
         self._process.next()
-        if self._second_process is not None:
-            self._second_process.next()
+        if self._second is not None:
+            self._second.next()
 
     def _verify(
         self,
@@ -163,6 +164,8 @@ class VerificationEngine:
             return Verification(
                 Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, 0.0, 0.0, reason, (), failure)
             )
+        if self._second is not None and self._may_run_beside(candidate):
+            self._second.prepare(candidate)
         delivery = delivery_check(
             candidate, self._reference.capture, self._process, self._pool, self._reference.run_seconds
         )
@@ -279,9 +282,10 @@ class VerificationEngine:
         pending = self._cases(candidate, self._trial)
         self._first, many = pending[0], pending[-1]
         is_tight = self.is_tight(self._trial.capture)
-        divided = lanes(pending) if not (finds_smallest or candidate.is_foreign or is_tight) else None
-        if divided is not None and self._second_process is not None:
-            outcomes = self._run_beside(candidate, (runner, self._second_runner(candidate)), pending, divided, on_case)
+        divided = lanes(pending) if self._may_run_beside(candidate) and not finds_smallest else None
+        if divided is not None and self._second is not None:
+            runners = (runner, self._second.runner(candidate, self._trial))
+            outcomes = self._run_beside(candidate, runners, pending, divided, on_case)
             return outcomes, None if outcomes[-1].is_correct else outcomes[-1]
         while pending:
             case = pending.pop(0)
@@ -315,9 +319,8 @@ class VerificationEngine:
                     return outcomes, outcome
         return outcomes, failed
 
-    def _second_runner(self, candidate: Adapter) -> CaseRunner:
-        assert self._second_process is not None
-        return CaseRunner(self._reference, self._second_process, candidate, self._trial)
+    def _may_run_beside(self, candidate: Adapter) -> bool:
+        return not candidate.is_foreign and not self.is_tight(self._trial.capture)
 
     def _run_beside(
         self,

@@ -23,7 +23,7 @@ from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 from mtmc_lsp.verify.cases import AUTOGRAD, Case
 from mtmc_lsp.verify.engine import VerificationEngine
-from mtmc_lsp.verify.messages import CandidateRequest
+from mtmc_lsp.verify.messages import CandidateRequest, GuardRequest
 from mtmc_lsp.verify.outcomes import CaseOutcome, Verification, checked
 from mtmc_lsp.verify.reference import Reference
 from mtmc_lsp.verify.running import lanes as module
@@ -139,6 +139,8 @@ def note_cases(process: CandidateProcess, cases: list[str]) -> None:
     call = process.call
 
     def noted(request: Any, *more: Any) -> Any:
+        if isinstance(request, GuardRequest):
+            cases.append("delivery")
         if isinstance(request, CandidateRequest):
             cases.append(request.data.case.label)
         return call(request, *more)
@@ -152,8 +154,17 @@ def test_two_processes_reach_the_verdict_of_one(verified: Callable[..., Any]) ->
     assert alone.verdict.is_correct
     assert beside.verdict == alone.verdict
     first, second = cases_of_two.values()
-    assert first and second
-    assert sorted(first + second) == sorted(*cases_of_one.values())
+    assert first[0] == second[0] == "delivery", "both have constructed the module when the cases begin"
+    assert len(second) > 2
+    assert sorted(first + second[1:]) == sorted(*cases_of_one.values())
+
+
+def test_the_second_process_of_a_candidate_ends_with_its_verification(verified: Callable[..., Any]) -> None:
+    """Also where the version does not get as far as the cases: a late call would begin in the process of the next version."""
+    refused = RMS.candidate(("    if rms_fits(x, w):\n", "    if False:\n"))
+    verification, cases = verified(refused.source, 2)
+    assert not verification.verdict.is_correct
+    assert all(process._worker._process is None for process in cases)
 
 
 def test_two_processes_report_the_failure_of_one(verified: Callable[..., Any]) -> None:
@@ -177,6 +188,6 @@ def test_the_measurer_has_a_second_process_where_the_host_bounds_the_launches(
     monkeypatch.setattr(CandidateProcess, "warm_up", lambda _: None)
     monkeypatch.setattr(Reference, "start", lambda _: None)
     with contextlib.closing(LocalMeasurer(on_gpu, sys.executable, MeasureOptions(archs=("sm_90",)))) as measurer:
-        second = measurer._engine._second_process
+        second = measurer._engine._second
         assert (second is not None) is is_slow
-        assert second is not measurer._process
+        assert second is None or second._process is not measurer._process
