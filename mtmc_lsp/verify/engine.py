@@ -10,12 +10,12 @@ from pathlib import Path
 from time import monotonic
 
 from mtmc_lsp.core.dtypes import itemsize
-from mtmc_lsp.core.errors import FailureKind, MtmcError
+from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
-from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
+from mtmc_lsp.verify.case_runner import CaseRunner
 from mtmc_lsp.verify.cases import ON_CPU, Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
@@ -30,14 +30,15 @@ from mtmc_lsp.verify.outcomes import (
     Verification,
     checked,
     first_failed,
-    library_share,
     not_accepted,
-    run_notes,
     uncertain_because,
 )
 from mtmc_lsp.verify.reference import PreparedCase, Reference
 from mtmc_lsp.verify.running.lanes import lanes, run_side_by_side
+from mtmc_lsp.verify.running.plans import call_plan
 from mtmc_lsp.verify.running.second_process import SecondProcess
+from mtmc_lsp.verify.running.shrinking import shrunk
+from mtmc_lsp.verify.running.verdicts import ran_whole_workload, verdict_of
 from mtmc_lsp.verify.sanitizer import Sanitizer
 from mtmc_lsp.verify.sizes.case_sizes import why_not_interpretable
 from mtmc_lsp.verify.trials import Trial
@@ -46,10 +47,6 @@ from mtmc_lsp.verify.use.check import use_case, used_outcome
 TIGHT_SHARE = 0.05
 """Share of the GPU's free memory from which the inputs leave no room to compute references ahead: the reference process holds
 them in float64 and keeps several cases, and a candidate holds copies (on an H200, 8.7 GB of weights took 77 GB and 53 GB)."""
-SHRINK_TRIES = 8
-"""Limit for the smaller versions of a failing case."""
-SMALL_CASE_ELEMENTS = 512
-"""Cases with at most this many elements of arguments are called several times under the interpreter, too."""
 MANY_CALLS_SEED = 100
 USE_SEED = 200
 SEARCH_SEED = 400
@@ -180,7 +177,19 @@ class VerificationEngine:
         outcomes: list[CaseOutcome] = []
 
         def verdict(status: VerdictStatus, reason: str, failure: FailureKind | None = None) -> Verdict:
-            return self._verdict(candidate, outcomes, text_checks, status, reason, failure)
+            return verdict_of(
+                candidate,
+                outcomes,
+                text_checks,
+                self._trial,
+                self._process.isolation,
+                first=self._first,
+                without_oracle=self._reference.without_oracle,
+                has_gpu=self.has_gpu,
+                status=status,
+                reason=reason,
+                failure=failure,
+            )
 
         reduced_failure = ""
         for trial in trials:
@@ -194,14 +203,20 @@ class VerificationEngine:
                 outcomes += self._further(candidate, outcomes, on_case, far, sanitizer)
                 last = outcomes[-1]
                 status = last.status
-                if status is VerdictStatus.CORRECT and not self._ran_whole_workload(outcomes):
+                if status is VerdictStatus.CORRECT and not ran_whole_workload(
+                    outcomes, trial, self._reference.capture.graph.sizes
+                ):
                     status = VerdictStatus.CORRECT_AT_REDUCED_SIZES
                 return Verification(verdict(status, last.reason, last.failure))
             if trial.is_full:
+
+                def run(case: Case, runner: CaseRunner = runner) -> CaseOutcome | None:
+                    return self._outcome(candidate, runner, self._prepared(case), self._plan(candidate, case))
+
                 draws_otherwise = trial.capture.uses_random and not candidate.draws_same_numbers
                 if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
-                smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
+                smallest = failed if reproduction is None else shrunk(failed, trial.capture, run)
                 # The checks name the same case as the reason.
                 outcomes = [outcome for outcome in outcomes if outcome.is_correct] + [smallest]
                 reason = f"{smallest.reason} (on {smallest.case.text(trial.capture.graph)})"
@@ -374,29 +389,10 @@ class VerificationEngine:
         return replace(outcome, reason=f"{ORDER}; {outcome.reason}", needs_order=True)
 
     def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
-        """The calls on a case. Under the interpreter, only small cases are repeated, because large ones are slow."""
-        if is_many:
-            foreign = candidate.is_foreign
-            return CallPlan(
-                changes_contents=True,
-                repeats=MANY_CALLS,
-                repeat_seconds=candidate.repeat_seconds,
-                moves_counts=foreign,
-                keeps_results=foreign,
-                adds_instance=foreign,
-            )
-        if case.kind == ON_CPU:
-            # Each call of the user's code may take a second there, and no kernel runs.
-            return CallPlan()
-        is_first = case == self._first
-        order = GridOrder.USUAL if is_first or self.has_gpu else list(GridOrder)[case.seed % len(GridOrder)]
-        repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
-        counts_library = is_first and candidate.is_foreign
-        plan = CallPlan(
-            is_first or repeats, int(repeats), disables_kernels=is_first, counts_library=counts_library, order=order
-        )
-        may_be_sample = candidate.is_foreign and not self.has_gpu and not is_first
-        return self._samples.plan(plan, self._elements(case)) if may_be_sample else plan
+        is_first, elements = case == self._first, self._elements(case)
+        plan = call_plan(candidate, case, elements, is_first=is_first, is_many=is_many, has_gpu=self.has_gpu)
+        may_be_sample = candidate.is_foreign and not self.has_gpu and not (is_first or is_many or case.kind == ON_CPU)
+        return self._samples.plan(plan, elements) if may_be_sample else plan
 
     def _elements(self, case: Case) -> int:
         return argument_elements(self._trial.capture, case.sizes)
@@ -441,27 +437,6 @@ class VerificationEngine:
             checks = list(sanitizer.checks(requests, uniform.label, self._reference.hidden))
         return checked(uniform, checks)
 
-    def _shrunk(self, candidate: Adapter, runner: CaseRunner, failed: CaseOutcome) -> CaseOutcome:
-        """The same failure at smaller sizes: the largest size is halved while the candidate still fails."""
-        variable = [name for name in self._trial.capture.variable_sizes if name in failed.case.sizes]
-        fixed: set[str] = set()
-        for _ in range(SHRINK_TRIES if failed.may_be_smaller else 0):
-            names = [name for name in variable if failed.case.sizes[name] > 1 and name not in fixed]
-            if not names:
-                break
-            sizes = failed.case.sizes
-            largest = max(names, key=lambda name: sizes[name])
-            case = replace(failed.case, sizes={**sizes, largest: sizes[largest] // 2})
-            try:
-                outcome = self._outcome(candidate, runner, self._prepared(case), self._plan(candidate, case))
-            except MtmcError:
-                outcome = None
-            if outcome is None or outcome.status is not failed.status or outcome.needs_order != failed.needs_order:
-                fixed.add(largest)
-            else:
-                failed = outcome
-        return failed
-
     def _prepared(self, case: Case) -> PreparedCase:
         return self._reference.prepare(self._trial, [case], first=self._first)[0]
 
@@ -474,41 +449,3 @@ class VerificationEngine:
     @property
     def _mode(self) -> str:
         return "gpu" if self.has_gpu else "interpreter"
-
-    def _verdict(
-        self,
-        candidate: Adapter,
-        outcomes: Sequence[CaseOutcome],
-        text_checks: tuple[Check, ...],
-        status: VerdictStatus,
-        reason: str,
-        failure: FailureKind | None,
-    ) -> Verdict:
-        checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
-        worst = max(outcomes, key=lambda outcome: outcome.error)
-        first = self._first or outcomes[0].case
-        graph, without_oracle = self._trial.capture.graph, self._reference.without_oracle
-        notes = run_notes(outcomes, first, graph, without_oracle=without_oracle)
-        notes += candidate.notes(self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu)
-        return Verdict(
-            status,
-            checks,
-            self._mode,
-            worst.error,
-            worst.reference_error,
-            reason,
-            tuple(notes),
-            failure=failure,
-            library_share=library_share(outcomes),
-        )
-
-    def _ran_whole_workload(self, outcomes: Sequence[CaseOutcome]) -> bool:
-        """Whether a case had the workload's sizes."""
-        sizes = dict(self._reference.capture.graph.sizes)
-        return any(
-            outcome.ran
-            and not outcome.is_sample
-            and (self._trial.is_full or outcome.is_at_real_sizes)
-            and dict(outcome.case.sizes) == sizes
-            for outcome in outcomes
-        )
