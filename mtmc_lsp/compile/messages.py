@@ -58,6 +58,8 @@ class CompileRequest(Request[CompileReport], command="compile.launches"):
     """Time limit; the reports of launches that are not compiled in time contain an error."""
     calls: LauncherCalls | None = None
     """Where to find further launches."""
+    builds_launchers: bool = False
+    """Whether the kernels are for a GPU of this machine, so that what launches them is built, too."""
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ POINTER_TYPES = {
     "int16": "*i16",
     "int8": "*i8",
     "uint8": "*u8",
-    "bool": "*i1",
+    "bool": "*u1",
 }
 """Torch dtype to the pointer type in a Triton signature."""
 

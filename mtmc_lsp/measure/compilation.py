@@ -109,4 +109,5 @@ class KernelCompiler:
             launches=(),
             archs=self._archs,
             seconds=self._seconds,
+            builds_launchers=self._pool.has_gpu,
         )

@@ -37,11 +37,11 @@ from mtmc_lsp.verify.engine import VerificationEngine
 from mtmc_lsp.verify.int32_overflow import FAR_CHECK, OTHERS_FILL
 from mtmc_lsp.verify.messages import CandidateSource, WholeTargetAnswer, WholeTargetRequest
 from mtmc_lsp.verify.outcomes import with_whole_target
-from mtmc_lsp.verify.reference import PreparedCase, Reference
+from mtmc_lsp.verify.reference import PreparedCase, Reference, is_host_bound
 from mtmc_lsp.verify.sizes.libraries import libraries_of
 
-BACKGROUND_THREADS = 8
-"""Threads that wait for processes: starting five of them, compiling ahead and compiling the baselines at the same time."""
+BACKGROUND_THREADS = 9
+"""Threads that wait for processes: starting six of them, compiling ahead and compiling the baselines at the same time."""
 FAR_RESERVE_SECONDS = 5.0
 """The wait for other runs' checks beyond 2^31 elements ends so long before the deadline: this one and the last timing follow."""
 PROFILE_SECONDS = 1.0
@@ -148,8 +148,11 @@ class LocalMeasurer:
         started = (early.candidate, None, early.trials) if early is not None else (None, None, None)
         self._process, baseline_process, trial_process = (self._pool.add(candidate_process(one)) for one in started)
         self._trial_process = trial_process
+        # Its cases take long one after the other. The second process shares the compiled kernels.
+        runs_beside = self.has_gpu and is_host_bound(capture)
+        self._second_process = self._pool.add(candidate_process()) if runs_beside else None
         compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
-        self._engine = VerificationEngine(self._reference, self._process)
+        self._engine = VerificationEngine(self._reference, self._process, self._second_process)
         self._is_prepared, self._preparing = False, threading.Lock()
         self._first: PreparedCase | None = None
         """The workload's case; None before it is prepared."""
@@ -181,7 +184,12 @@ class LocalMeasurer:
             self._background.submit(self._reference.start)
             # Baselines start last, because the first step does not need them.
             starting.add_done_callback(lambda _: self._warm_up_later(baseline_process))
+            self._warm_up_second()
             self._compiler.prepare()
+
+    def _warm_up_second(self) -> None:
+        if self._second_process is not None:
+            self._background.submit(self._second_process.warm_up)
 
     def isolation(self) -> Isolation:
         """The level of the candidates' sandbox.
@@ -256,6 +264,7 @@ class LocalMeasurer:
         finally:
             if self.has_gpu:
                 self._background.submit(self._process.warm_up)
+                self._warm_up_second()
                 self._prepare_baselines()
 
     def _verify_whole_target(self, workload: Workload, text: str) -> WholeTargetAnswer:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from mtmc_lsp.core.dtypes import itemsize
-from mtmc_lsp.core.errors import FailureKind, MtmcError
+from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.adapters import Adapter
 from mtmc_lsp.verify.candidate_process import CandidateProcess
-from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
+from mtmc_lsp.verify.case_runner import CaseRunner
 from mtmc_lsp.verify.cases import ON_CPU, Case, argument_elements, smallest_case
 from mtmc_lsp.verify.delivery import REFUSED, delivery_check
 from mtmc_lsp.verify.foreign.further_calls import FurtherCalls
@@ -29,12 +30,15 @@ from mtmc_lsp.verify.outcomes import (
     Verification,
     checked,
     first_failed,
-    library_share,
-    run_notes,
-    skipped,
+    not_accepted,
     uncertain_because,
 )
 from mtmc_lsp.verify.reference import PreparedCase, Reference
+from mtmc_lsp.verify.running.lanes import lanes, run_side_by_side
+from mtmc_lsp.verify.running.plans import call_plan
+from mtmc_lsp.verify.running.second_process import SecondProcess
+from mtmc_lsp.verify.running.shrinking import shrunk
+from mtmc_lsp.verify.running.verdicts import ran_whole_workload, verdict_of
 from mtmc_lsp.verify.sanitizer import Sanitizer
 from mtmc_lsp.verify.sizes.case_sizes import why_not_interpretable
 from mtmc_lsp.verify.trials import Trial
@@ -43,10 +47,6 @@ from mtmc_lsp.verify.use.check import use_case, used_outcome
 TIGHT_SHARE = 0.05
 """Share of the GPU's free memory from which the inputs leave no room to compute references ahead: the reference process holds
 them in float64 and keeps several cases, and a candidate holds copies (on an H200, 8.7 GB of weights took 77 GB and 53 GB)."""
-SHRINK_TRIES = 8
-"""Limit for the smaller versions of a failing case."""
-SMALL_CASE_ELEMENTS = 512
-"""Cases with at most this many elements of arguments are called several times under the interpreter, too."""
 MANY_CALLS_SEED = 100
 USE_SEED = 200
 SEARCH_SEED = 400
@@ -62,14 +62,18 @@ OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw oth
 class VerificationEngine:
     """Verifies candidates against one reference. The adapters say in what the kinds of candidates differ."""
 
-    def __init__(self, reference: Reference, process: CandidateProcess) -> None:
+    def __init__(
+        self, reference: Reference, process: CandidateProcess, second_process: CandidateProcess | None = None
+    ) -> None:
         """Prepare without starting a process.
 
         Args:
             reference: computes expected results and judges; its pool runs all calls.
             process: runs the candidates, each in a new process. The caller closes it.
+            second_process: runs some of the cases of a version beside it, in the same way.
         """
         self._reference, self._process, self._pool = reference, process, reference.pool
+        self._second = SecondProcess(reference, second_process) if second_process is not None else None
         self.has_gpu = reference.has_gpu
         self._trial = Trial(reference.capture)
         self._samples = Samples()
@@ -128,7 +132,12 @@ class VerificationEngine:
             return self._verify(candidate, reproduction, on_case, far, sanitizer)
         finally:
             # No candidate runs in the process of another, and a kernel may have broken the GPU context.
-            self._process.next()
+            self._next_processes()
+
+    def _next_processes(self) -> None:
+        self._process.next()
+        if self._second is not None:
+            self._second.next()
 
     def _verify(
         self,
@@ -152,6 +161,8 @@ class VerificationEngine:
             return Verification(
                 Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, 0.0, 0.0, reason, (), failure)
             )
+        if self._second is not None and self._may_run_beside(candidate):
+            self._second.prepare(candidate)
         delivery = delivery_check(
             candidate, self._reference.capture, self._process, self._pool, self._reference.run_seconds
         )
@@ -166,7 +177,19 @@ class VerificationEngine:
         outcomes: list[CaseOutcome] = []
 
         def verdict(status: VerdictStatus, reason: str, failure: FailureKind | None = None) -> Verdict:
-            return self._verdict(candidate, outcomes, text_checks, status, reason, failure)
+            return verdict_of(
+                candidate,
+                outcomes,
+                text_checks,
+                self._trial,
+                self._process.isolation,
+                first=self._first,
+                without_oracle=self._reference.without_oracle,
+                has_gpu=self.has_gpu,
+                status=status,
+                reason=reason,
+                failure=failure,
+            )
 
         reduced_failure = ""
         for trial in trials:
@@ -180,14 +203,20 @@ class VerificationEngine:
                 outcomes += self._further(candidate, outcomes, on_case, far, sanitizer)
                 last = outcomes[-1]
                 status = last.status
-                if status is VerdictStatus.CORRECT and not self._ran_whole_workload(outcomes):
+                if status is VerdictStatus.CORRECT and not ran_whole_workload(
+                    outcomes, trial, self._reference.capture.graph.sizes
+                ):
                     status = VerdictStatus.CORRECT_AT_REDUCED_SIZES
                 return Verification(verdict(status, last.reason, last.failure))
             if trial.is_full:
+
+                def run(case: Case, runner: CaseRunner = runner) -> CaseOutcome | None:
+                    return self._outcome(candidate, runner, self._prepared(case), self._plan(candidate, case))
+
                 draws_otherwise = trial.capture.uses_random and not candidate.draws_same_numbers
                 if failed.status is VerdictStatus.INCORRECT and draws_otherwise:
                     return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
-                smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
+                smallest = failed if reproduction is None else shrunk(failed, trial.capture, run)
                 # The checks name the same case as the reason.
                 outcomes = [outcome for outcome in outcomes if outcome.is_correct] + [smallest]
                 reason = f"{smallest.reason} (on {smallest.case.text(trial.capture.graph)})"
@@ -205,7 +234,7 @@ class VerificationEngine:
                 return Verification(verdict(smallest.status, reason, smallest.failure), written)
             # It may be right for the full-size parameters that it was written for.
             reduced_failure = reduced_failure or failed.reason
-            self._process.next()
+            self._next_processes()
         reason = f"{TOO_LARGE}; {INSTEAD}; with smaller parameters, for which it may not be written, it fails: {reduced_failure}"
         return Verification(verdict(VerdictStatus.UNCERTIFIABLE, reason))
 
@@ -268,6 +297,11 @@ class VerificationEngine:
         pending = self._cases(candidate, self._trial)
         self._first, many = pending[0], pending[-1]
         is_tight = self.is_tight(self._trial.capture)
+        divided = lanes(pending) if self._may_run_beside(candidate) and not finds_smallest else None
+        if divided is not None and self._second is not None:
+            runners = (runner, self._second.runner(candidate, self._trial))
+            outcomes = self._run_beside(candidate, runners, pending, divided, on_case)
+            return outcomes, None if outcomes[-1].is_correct else outcomes[-1]
         while pending:
             case = pending.pop(0)
             prepared = self._prepared(case)
@@ -275,8 +309,7 @@ class VerificationEngine:
                 self._prepared(pending[0])
             on_case(case)
             outcome = self._outcome(candidate, runner, prepared, self._plan(candidate, case, is_many=case == many))
-            if outcome is None:
-                outcome = skipped(case, "reference", "the reference does not accept these inputs", ran=False)
+            outcome = outcome or not_accepted(case)
             outcomes.append(outcome)
             self._samples.record(outcome)
             if outcome.is_correct:
@@ -300,6 +333,27 @@ class VerificationEngine:
                     self._process.next()
                     return outcomes, outcome
         return outcomes, failed
+
+    def _may_run_beside(self, candidate: Adapter) -> bool:
+        return not candidate.is_foreign and not self.is_tight(self._trial.capture)
+
+    def _run_beside(
+        self,
+        candidate: Adapter,
+        runners: Sequence[CaseRunner],
+        cases: Sequence[Case],
+        divided: Sequence[Sequence[int]],
+        on_case: Callable[[Case], None],
+    ) -> list[CaseOutcome]:
+        """The outcomes of cases that are divided between two processes, up to the first failure."""
+        self._reference.prepare(self._trial, cases, first=self._first)
+
+        def run(case: Case, runner: CaseRunner) -> CaseOutcome:
+            on_case(case)
+            plan = self._plan(candidate, case, is_many=case == cases[-1])
+            return self._outcome(candidate, runner, self._prepared(case), plan) or not_accepted(case)
+
+        return run_side_by_side(cases, divided, [partial(run, runner=runner) for runner in runners])
 
     def _searched(self, runner: CaseRunner, passed: Sequence[CaseOutcome], seconds: float) -> Iterator[CaseOutcome]:
         """The outcomes of a search for a case on which a candidate is wrong that passed all others."""
@@ -335,29 +389,10 @@ class VerificationEngine:
         return replace(outcome, reason=f"{ORDER}; {outcome.reason}", needs_order=True)
 
     def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
-        """The calls on a case. Under the interpreter, only small cases are repeated, because large ones are slow."""
-        if is_many:
-            foreign = candidate.is_foreign
-            return CallPlan(
-                changes_contents=True,
-                repeats=MANY_CALLS,
-                repeat_seconds=candidate.repeat_seconds,
-                moves_counts=foreign,
-                keeps_results=foreign,
-                adds_instance=foreign,
-            )
-        if case.kind == ON_CPU:
-            # Each call of the user's code may take a second there, and no kernel runs.
-            return CallPlan()
-        is_first = case == self._first
-        order = GridOrder.USUAL if is_first or self.has_gpu else list(GridOrder)[case.seed % len(GridOrder)]
-        repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
-        counts_library = is_first and candidate.is_foreign
-        plan = CallPlan(
-            is_first or repeats, int(repeats), disables_kernels=is_first, counts_library=counts_library, order=order
-        )
-        may_be_sample = candidate.is_foreign and not self.has_gpu and not is_first
-        return self._samples.plan(plan, self._elements(case)) if may_be_sample else plan
+        is_first, elements = case == self._first, self._elements(case)
+        plan = call_plan(candidate, case, elements, is_first=is_first, is_many=is_many, has_gpu=self.has_gpu)
+        may_be_sample = candidate.is_foreign and not self.has_gpu and not (is_first or is_many or case.kind == ON_CPU)
+        return self._samples.plan(plan, elements) if may_be_sample else plan
 
     def _elements(self, case: Case) -> int:
         return argument_elements(self._trial.capture, case.sizes)
@@ -402,27 +437,6 @@ class VerificationEngine:
             checks = list(sanitizer.checks(requests, uniform.label, self._reference.hidden))
         return checked(uniform, checks)
 
-    def _shrunk(self, candidate: Adapter, runner: CaseRunner, failed: CaseOutcome) -> CaseOutcome:
-        """The same failure at smaller sizes: the largest size is halved while the candidate still fails."""
-        variable = [name for name in self._trial.capture.variable_sizes if name in failed.case.sizes]
-        fixed: set[str] = set()
-        for _ in range(SHRINK_TRIES if failed.may_be_smaller else 0):
-            names = [name for name in variable if failed.case.sizes[name] > 1 and name not in fixed]
-            if not names:
-                break
-            sizes = failed.case.sizes
-            largest = max(names, key=lambda name: sizes[name])
-            case = replace(failed.case, sizes={**sizes, largest: sizes[largest] // 2})
-            try:
-                outcome = self._outcome(candidate, runner, self._prepared(case), self._plan(candidate, case))
-            except MtmcError:
-                outcome = None
-            if outcome is None or outcome.status is not failed.status or outcome.needs_order != failed.needs_order:
-                fixed.add(largest)
-            else:
-                failed = outcome
-        return failed
-
     def _prepared(self, case: Case) -> PreparedCase:
         return self._reference.prepare(self._trial, [case], first=self._first)[0]
 
@@ -435,41 +449,3 @@ class VerificationEngine:
     @property
     def _mode(self) -> str:
         return "gpu" if self.has_gpu else "interpreter"
-
-    def _verdict(
-        self,
-        candidate: Adapter,
-        outcomes: Sequence[CaseOutcome],
-        text_checks: tuple[Check, ...],
-        status: VerdictStatus,
-        reason: str,
-        failure: FailureKind | None,
-    ) -> Verdict:
-        checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
-        worst = max(outcomes, key=lambda outcome: outcome.error)
-        first = self._first or outcomes[0].case
-        graph, without_oracle = self._trial.capture.graph, self._reference.without_oracle
-        notes = run_notes(outcomes, first, graph, without_oracle=without_oracle)
-        notes += candidate.notes(self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu)
-        return Verdict(
-            status,
-            checks,
-            self._mode,
-            worst.error,
-            worst.reference_error,
-            reason,
-            tuple(notes),
-            failure=failure,
-            library_share=library_share(outcomes),
-        )
-
-    def _ran_whole_workload(self, outcomes: Sequence[CaseOutcome]) -> bool:
-        """Whether a case had the workload's sizes."""
-        sizes = dict(self._reference.capture.graph.sizes)
-        return any(
-            outcome.ran
-            and not outcome.is_sample
-            and (self._trial.is_full or outcome.is_at_real_sizes)
-            and dict(outcome.case.sizes) == sizes
-            for outcome in outcomes
-        )

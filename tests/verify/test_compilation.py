@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from handwritten import RMS
+from triton.backends.nvidia import driver
 from triton.compiler import ASTSource
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
-from mtmc_lsp.compile.messages import TensorLayout
+from mtmc_lsp.compile.messages import CompileRequest, LauncherCalls, TensorLayout
 from mtmc_lsp.compile.occupancy import occupancy
-from mtmc_lsp.compile.worker.commands import ast_source
+from mtmc_lsp.compile.worker.commands import ast_source, compile_launches
 from mtmc_lsp.compile.worker.find_launches import find_launches
+from mtmc_lsp.core.results import CompileReport
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.compilation import KernelCompiler
+from mtmc_lsp.process.worker_pool import WorkerPool
 
 
 def test_every_kernel_is_compiled_for_nvidia_and_amd_and_its_resources_are_read(measurer_of) -> None:
@@ -99,20 +107,23 @@ import triton.language as tl
 
 
 @triton.jit
-def kernel(a_ptr, out_ptr, n, one, wide, BLOCK: tl.constexpr):
+def kernel(a_ptr, out_ptr, n, one, wide, flag, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.store(out_ptr + at * one, tl.load(a_ptr + at + wide, mask=at < n, other=0.0), mask=at < n)
+    tl.store(out_ptr + at * one, tl.load(a_ptr + at + wide, mask=at < n, other=0), mask=(at < n) & flag)
 
 
 def kernel_launch(a, kernel=kernel):
     out = torch.empty_like(a)
-    kernel[(1,)](a, out, a.shape[0], a.shape[1], a.shape[0] * 16, BLOCK=64, num_warps=2)
+    kernel[(1,)](a, out, a.shape[0], a.shape[1], a.shape[0] * 16, a.shape[0] > 2, BLOCK=64, num_warps=2)
     return out
 """
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
 @pytest.mark.parametrize("shape", [(37, 1), (64, 3), (1, 16)])
-def test_what_is_compiled_is_what_a_launch_finds_in_tritons_cache(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_what_is_compiled_is_what_a_launch_finds_in_tritons_cache(
+    tmp_path: Path, shape: tuple[int, int], dtype: str
+) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
@@ -120,13 +131,55 @@ def test_what_is_compiled_is_what_a_launch_finds_in_tritons_cache(tmp_path: Path
     path = tmp_path / "file.py"
     path.write_text(f"import torch\n{KERNEL}")
     module = load_user_module(str(path), path.read_text(), "launched_file")
-    (launch,) = find_launches(module.kernel_launch, [TensorLayout(shape, (shape[1], 1), "float32")])
+    (launch,) = find_launches(module.kernel_launch, [TensorLayout(shape, (shape[1], 1), dtype)])
     target = GPUTarget("cuda", 90, 32)
     kernel, backend = module.kernel, make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    a = torch.empty(shape)
+    a = torch.empty(shape, dtype=getattr(torch, dtype))
     given = {"BLOCK": 64, "num_warps": 2}
-    bound, special, options = bind(a, a, shape[0], shape[1], shape[0] * 16, **given)
+    bound, special, options = bind(a, a, shape[0], shape[1], shape[0] * 16, shape[0] > 2, **given)
     _, signature, constexprs, attrs = kernel._pack_args(backend, {**given, "debug": False}, bound, special, options)
     theirs = ASTSource(kernel, signature, constexprs, attrs)
     assert ast_source(kernel, launch, target).hash() == theirs.hash()
+
+
+@pytest.mark.parametrize("builds", [False, True])
+def test_launchers_are_built_with_the_kernels_for_a_gpu_of_this_machine(
+    builds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Triton 3.6 needs them. One that cannot be built is left to the first launch."""
+
+    def built(source: ASTSource, metadata: object) -> None:
+        assert metadata.num_warps == 2  # type: ignore[attr-defined]
+        (tmp_path / source.fn.__name__).write_text(" ".join(source.signature))
+        raise RuntimeError("there is no C compiler")
+
+    monkeypatch.setattr(driver, "make_launcher", None, raising=False)
+    monkeypatch.setattr(driver, "CudaLauncher", built)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "file.py"
+    path.write_text(f"import torch\n{KERNEL}")
+    calls = LauncherCalls("kernel_launch", ((TensorLayout((64, 3), (3, 1), "float32"),),))
+    report = compile_launches(
+        CompileRequest(str(path), "built_file", path.read_text(), (), ("sm_90",), 120.0, calls, builds)
+    )
+    assert report.ok, report
+    assert (tmp_path / "kernel").exists() is builds
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_run_on_a_gpu_asks_for_launchers(has_gpu: bool, capture_of: Callable[..., Capture]) -> None:
+    asked: list[CompileRequest] = []
+
+    class Compiler:
+        def call(self, request: CompileRequest, *_: object) -> CompileReport:
+            asked.append(request)
+            return CompileReport()
+
+    worker: Any = Compiler()
+    with ThreadPoolExecutor(1) as background:
+        pool = WorkerPool(has_gpu=has_gpu)
+        compiler = KernelCompiler(capture_of(RMS), pool, worker, worker, background, archs=("sm_90",), seconds=60.0)
+        compiler.compile(RMS.candidate())
+        compiler.compile_in_background(RMS.candidate(), [])
+    assert [request.builds_launchers for request in asked] == [has_gpu, has_gpu]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.config
 import torch.fx.proxy
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -156,6 +157,7 @@ def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
     line. An operation of the backward pass has the line of the operation whose gradient it computes: autograd numbers both alike.
     """
     original = torch.fx.proxy.TracerBase.create_node
+    emits_none = torch.fx.config.do_not_emit_stack_traces
     lines: dict[int, int] = {}
 
     def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,10 +177,13 @@ def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
         return node
 
     torch.fx.proxy.TracerBase.create_node = create_node
+    # Torch would write the whole stack into each node.
+    torch.fx.config.do_not_emit_stack_traces = True
     try:
         yield
     finally:
         torch.fx.proxy.TracerBase.create_node = original
+        torch.fx.config.do_not_emit_stack_traces = emits_none
 
 
 def export_graph(
@@ -207,6 +212,7 @@ def export_graph(
     Raises:
         TargetUnsupported: the target cannot be exported; names file and line if known.
     """
+    speed_up_export()
     flat = _FlatTarget(function, class_name, target_result, gradients)
     sizes = FreeSizes([item.value for item in inputs], [item.size_names for item in inputs], windows_vary=windows_vary)
     module_inputs = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
@@ -300,7 +306,6 @@ def _size_notes(
 
 def _expanded(program: Any, target: Target, *, is_below_autograd: bool) -> Any:
     """Decompose an exported program into functional operators, and some operators into simpler ones."""
-    speed_up_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
             remove_dead_traces(program.graph)

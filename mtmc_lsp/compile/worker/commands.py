@@ -22,13 +22,13 @@ from mtmc_lsp.core.results import CompileReport, KernelReport
 from mtmc_lsp.core.run import DTYPE, KernelLaunch
 from mtmc_lsp.process.priority import usable_cores
 from mtmc_lsp.process.protocol import NoAnswer
-from mtmc_lsp.process.worker.kernel_compilation import share_kernels
+from mtmc_lsp.process.worker.kernel_compilation import build_launcher, find_libraries, share_kernels
 
 _modules: dict[str, Any] = {}
 
 
-Job = tuple[Any, KernelLaunch, str]
-"""A module, a launch of one of its kernels, and the architecture to compile for."""
+Job = tuple[Any, KernelLaunch, str, bool]
+"""A module, a launch of one of its kernels, the architecture to compile for, and whether to build the launcher."""
 
 
 def prepare(request: PrepareCompilerRequest) -> NoAnswer:
@@ -78,7 +78,9 @@ def _jobs(request: CompileRequest) -> list[Job]:
         for inputs in request.calls.inputs:
             launches += find_launches(launcher, inputs, request.calls.trained)
     launches = list({repr(launch): launch for launch in launches}.values())
-    return [(module, launch, arch) for launch in launches for arch in request.archs]
+    if request.builds_launchers:
+        find_libraries()
+    return [(module, launch, arch, request.builds_launchers) for launch in launches for arch in request.archs]
 
 
 def _module(path: str, source: str, name: str) -> Any:
@@ -121,13 +123,13 @@ def _hash_triton() -> None:
         triton_key()
 
 
-def _job(module: Any, launch: KernelLaunch, arch: str, sending: Connection) -> None:
-    sending.send(to_json(_report(module, launch, arch)))
+def _job(module: Any, launch: KernelLaunch, arch: str, builds_launcher: bool, sending: Connection) -> None:
+    sending.send(to_json(_report(module, launch, arch, builds_launcher)))
     sending.close()
 
 
 def _answer(connection: Connection, process: Any, job: Job, *, timed_out: bool) -> KernelReport:
-    _, launch, arch = job
+    _, launch, arch, _ = job
     if timed_out:
         process.kill()
         report = KernelReport(launch.kernel, arch, error="compiling took too long", ran_out_of_time=True)
@@ -150,7 +152,7 @@ def _target(arch: str) -> Any:
     return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
 
 
-def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
+def _report(module: Any, launch: KernelLaunch, arch: str, builds_launcher: bool) -> KernelReport:
     import triton
 
     try:
@@ -167,6 +169,8 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
         registers, spills = _amd_resources(str(compiled.asm.get("amdgcn", "")))
     resident = occupancy(registers, shared, launch.num_warps, arch) if registers else None
     limit = SHARED_LIMIT.get(arch)
+    if builds_launcher:
+        build_launcher(compiled)
     excess = f"needs {shared} bytes of shared memory, {arch} has {limit}" if limit and shared > limit else ""
     return KernelReport(
         launch.kernel, arch, registers, spills, shared, 0.0 if excess else resident, excess, bool(excess)
@@ -185,8 +189,9 @@ def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
     special: list[tuple[str, object]] = []
     for name in names:
         kind = launch.signature.get(name)
-        # An integer or pointer is divisible by 16 ("D") or has an empty attribute; a float has none.
-        divisible = "D" if name in launch.divisible_by_16 else ("" if kind and not kind.startswith("fp") else None)
+        # An integer or pointer is divisible by 16 ("D") or has an empty attribute; a float or truth value has none.
+        has_none = not kind or kind.startswith(("fp", "u1"))
+        divisible = "D" if name in launch.divisible_by_16 else (None if has_none else "")
         special.append(("constexpr", values[name]) if kind is None else (kind, divisible))
     try:
         backend = triton.compiler.make_backend(target)

@@ -60,7 +60,7 @@ def _launch(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kern
             signature[parameter.name] = POINTER_TYPES[str(value.dtype).removeprefix("torch.")]
             divisible.append(parameter.name)
         elif isinstance(value, bool):
-            signature[parameter.name] = "i1"
+            signature[parameter.name] = "u1"
         elif isinstance(value, int) and value == 1:
             # As Triton does, unless the kernel asks it not to.
             constexprs[parameter.name] = value

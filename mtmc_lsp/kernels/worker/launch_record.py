@@ -33,7 +33,7 @@ def launch_of(name: str, executor: Any, values: dict[str, Any], kwargs: dict[str
             signature[parameter.name] = POINTER_TYPES[str(value.dtype).removeprefix("torch.")]
             divisible.append(parameter.name)
         elif isinstance(value, bool):
-            signature[parameter.name] = "i1"
+            signature[parameter.name] = "u1"
         elif isinstance(value, int):
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             divisible += [parameter.name] * (value % 16 == 0)

@@ -123,6 +123,27 @@ def compile_ahead(run: Callable[[], object], numbers: Collection[int] | None = N
         _build_launchers(compiled)
 
 
+def build_launcher(kernel: Any) -> None:
+    """Build the launcher of a kernel for an NVIDIA GPU into Triton's cache, in a process that has no GPU.
+
+    Later versions of Triton have one launcher for all kernels.
+    """
+    # The first launch reports what is wrong.
+    with contextlib.suppress(Exception):
+        from triton.backends.nvidia import driver
+
+        if hasattr(driver, "make_launcher"):
+            driver.CudaLauncher(kernel.src, kernel.metadata)
+
+
+def find_libraries() -> None:
+    """Let Triton find the driver's library, which takes a process that runs ``ldconfig``, once before workers fork."""
+    with contextlib.suppress(Exception):
+        from triton.backends.nvidia import driver
+
+        driver.library_dirs()
+
+
 def _build_launchers(compiled: Sequence[Any]) -> None:
     """Build the launchers of compiled kernels into Triton's cache, one for each signature.
 

@@ -1,0 +1,1 @@
+"""In which processes the cases of a candidate run."""
