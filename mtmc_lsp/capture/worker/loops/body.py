@@ -32,6 +32,7 @@ from mtmc_lsp.capture.worker.loops.tensors import (
     number_argument,
     storage_of,
     targets,
+    window_of,
     without_tensors,
     zeros,
 )
@@ -161,6 +162,10 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 slot.next = tensor.clone()
         for tensor, saved in self._saved:
             tensor.copy_(saved)
+
+    def unsettle(self) -> None:
+        """Let the body be traced once more."""
+        self._is_settled = False
 
     def is_settled(self) -> bool:
         """Whether this trace is valid for all iterations. If not, the next one knows more."""
@@ -407,6 +412,11 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     # Reads and writes at the number of the iteration ---------------------------------------------------------------
 
     def _read(self, source: torch.Tensor, index: Any) -> torch.Tensor:
+        if (window := window_of(index)) is not None:
+            indices, dim = window
+            rows = [self._read(source, item) for item in indices]
+            joined: torch.Tensor = self.__torch_function__(torch.cat, (), (rows, dim))
+            return joined
         index, indices = without_tensors(index)
         dim, step, rest = located(self.span, source, index)
         row = self._row(source, dim, step)

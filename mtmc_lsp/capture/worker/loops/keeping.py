@@ -39,7 +39,7 @@ from mtmc_lsp.capture.worker.loops.iteration import (
     TooLong,
     Zipped,
 )
-from mtmc_lsp.capture.worker.loops.lists import Collected
+from mtmc_lsp.capture.worker.loops.lists import Collected, Prefilled
 from mtmc_lsp.capture.worker.loops.nests.nest import Nest
 from mtmc_lsp.capture.worker.loops.rewriting import LOOPS, rewritten_code
 from mtmc_lsp.capture.worker.tracing.local_modes import refuse_above_autograd
@@ -83,6 +83,10 @@ class Keeper:
     """The nest whose body runs now."""
     rows: set[str] | None = None
     """Set while a nest runs without its inner loop: the rows that are kept for it, by variable."""
+    makes_lists: bool = False
+    """Whether ``[None] * T`` was a list that a kept loop may fill."""
+    has_plain_lists: bool = False
+    """Whether such lists are plain ones, since the target uses them in another way."""
     codes: dict[FunctionType, tuple[CodeType, CodeType]] = field(default_factory=dict)
     """The user's code of each function with loops, and the rewritten one."""
     files: list[str] = field(default_factory=list)
@@ -151,6 +155,9 @@ class Keeper:
         why = str(refusal) if refusal is not None else "its body cannot be traced for all iterations at once"
         refused = {line} if line else self.kept - self.unrolled.keys()
         self.unrolled |= dict.fromkeys(refused, why)
+        if not refused and self.makes_lists and not self.has_plain_lists:
+            self.has_plain_lists = True
+            return True
         return bool(refused)
 
     def notes(self, text: Sequence[str]) -> tuple[str, ...]:
@@ -212,6 +219,15 @@ class Keeper:
         """The item at an end of a list to which a loop appends, if it has one."""
         return items[index] if isinstance(items, list) and (isinstance(items, Collected) or items) else UNBOUND
 
+    def filled_list(self, value: Any, count: Any) -> Any:
+        """``[value] * count``."""
+        is_filled_by_loop = not self.has_plain_lists and (not self.kept or self.kept - self.unrolled.keys())
+        is_count = isinstance(count, (int, torch.SymInt)) and not isinstance(count, bool)
+        if not is_count or not is_filled_by_loop or _usual(count) < LEAST_ITERATIONS:
+            return [value] * count
+        self.makes_lists = True
+        return Prefilled(value, count)
+
     def store(self, container: Any, key: Any, items: Any) -> None:
         """Store a list of a container to which a loop appended."""
         if isinstance(items, Collected):
@@ -269,7 +285,7 @@ class Keeper:
         """Any iterable."""
         if isinstance(value, Steps):
             return value
-        if isinstance(value, Collected):
+        if isinstance(value, Collected) and (not isinstance(value, Prefilled) or value.is_filled):
             return Rows(value.joined(0, is_stack=True))
         return Rows(value) if isinstance(value, torch.Tensor) and value.dim() else Other(value)
 
@@ -377,6 +393,8 @@ class KeptLoop:
         else:
             raise NotKept("its state has another shape or dtype in each iteration")
         self._finals, self._collected, self._body = body.finish(), body.collected, None
+        for items in self._prefilled():
+            items.end()
         self.keeper.active = None
         for i in range(last, 0, -1):
             yield self.steps.item(self.steps.count - i)
@@ -432,6 +450,8 @@ class KeptLoop:
         if self._body is not None:
             if self._before is None:
                 self._before = {name: value for name, value in values.items() if value is not UNBOUND}
+            for items in self._prefilled():
+                items.begin(self._body.unsettle)
             values |= self._body.enter({name: self._before[name] for name in self._before if self._is_state(name)})
             self._body.__enter__()
         return tuple(values.get(name, UNBOUND) for name in self.carried)
@@ -468,7 +488,12 @@ class KeptLoop:
         before = (self._before or {}).get(name)
         if name in self.written and not isinstance(before, (list, dict, torch.Tensor)):
             raise NotKept("it changes items of an object")
-        return name not in self.written or not isinstance(before, torch.Tensor)
+        return name not in self.written or not isinstance(before, (torch.Tensor, Prefilled))
+
+    def _prefilled(self) -> list[Prefilled]:
+        """The lists whose items the body assigns."""
+        values = (self._before or {}).items()
+        return [value for name, value in values if name in self.written and isinstance(value, Prefilled)]
 
     def append(self, name: str, items: list[Any], value: Any, at_front: bool) -> None:
         """``items.append(value)`` or ``items.insert(0, value)`` in the body."""

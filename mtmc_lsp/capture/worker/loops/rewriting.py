@@ -32,6 +32,7 @@ from mtmc_lsp.capture.worker.loops.statements.forms import (
     uses,
     without_continue,
 )
+from mtmc_lsp.capture.worker.loops.statements.prefilled import prefilled
 from mtmc_lsp.capture.worker.loops.statements.while_statements import COUNTER, as_for
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
@@ -191,6 +192,9 @@ class _Rewriter:
                 statement.body.insert(0, passing)
             read, stored = self._with_appended_items(statement) if isinstance(statement, ast.For) else ([], [])
             lists = _lists_of(statement) if isinstance(statement, ast.For) else None
+            if isinstance(statement, ast.Assign) and (item := prefilled(statement)) and "range" not in self.hidden:
+                statement.value = _call("filled_list", list(item), [], statement.value)
+                ast.fix_missing_locations(statement)
             changed += read
             if isinstance(statement, ast.For) and lists is not None:
                 changed += self._with_last_items(statement)
