@@ -18,7 +18,9 @@ from mtmc_lsp.capture.worker.loops.products import (
     compared_gather,
     compared_position,
     elementwise_product,
+    padded_by_dimension,
     selected_parts,
+    vector_product,
 )
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
 from mtmc_lsp.capture.worker.loops.tensors import (
@@ -319,7 +321,11 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             self._prepare_change(tensor)
             self._sequences.forget(storage_of(tensor), storage_of)
         watched = Watched()
-        product: Any = elementwise_product(function, args) if not kwargs else None
+        product: Any = padded_by_dimension(function, args, kwargs)
+        if product is None and not kwargs:
+            product = vector_product(function, args)
+        if product is None and not kwargs:
+            product = elementwise_product(function, args)
         if product is None and not is_sequence:
             product = selected_parts(function, args, kwargs)
         if product is None and not is_sequence and not kwargs:
