@@ -23,6 +23,7 @@ from mtmc_lsp.capture.worker.loops.products import (
     vector_product,
 )
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
+from mtmc_lsp.capture.worker.loops.states.records import flattened, unflattened
 from mtmc_lsp.capture.worker.loops.tensors import (
     FACTORIES,
     WITHOUT_VALUES,
@@ -123,10 +124,10 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         """The variables at the beginning of an iteration, from those before the loop."""
         result = {}
         for name, value in values.items():
-            leaves, spec = tree_flatten(value)
+            leaves, spec = flattened(value)
             entered = [self._symbol_of((name, i), leaf) for i, leaf in enumerate(leaves)]
             self._entered[name] = entered, spec
-            result[name] = tree_unflatten(entered, spec)
+            result[name] = unflattened(entered, spec)
         for storage, tensor in self._changed.items():
             symbol = self._slot(("changed", storage), tensor.clone()).symbol
             tensor.copy_(symbol)
@@ -155,7 +156,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def leave(self, values: Mapping[str, Any]) -> None:
         """Note the variables at the end of the iteration."""
-        self._left = {name: tree_flatten(value) for name, value in values.items()}
+        self._left = {name: flattened(value) for name, value in values.items()}
         if self._open_reads:
             raise NotKept("it changes a view of a tensor in place")
         for key, tensor in self._changed.items():
@@ -276,7 +277,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                     raise NotKept("it changes a tensor in place and replaces it, too")
                 value = slot.initial.copy_(value)
             finals.append(value)
-        return tree_unflatten(finals, spec)
+        return unflattened(finals, spec)
 
     def _next_of_delayed(self, key: Key) -> torch.Tensor:
         _, storage, distance = key

@@ -42,6 +42,7 @@ from mtmc_lsp.capture.worker.loops.iteration import (
 from mtmc_lsp.capture.worker.loops.lists import Collected, Prefilled
 from mtmc_lsp.capture.worker.loops.nests.nest import Nest
 from mtmc_lsp.capture.worker.loops.rewriting import LOOPS, rewritten_code
+from mtmc_lsp.capture.worker.loops.states.attributes import AttributeStates
 from mtmc_lsp.capture.worker.tracing.local_modes import refuse_above_autograd
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.process.worker.failures import exception_chain
@@ -350,6 +351,7 @@ class KeptLoop:
         self._finals: dict[str, Any] | None = None
         """The variables after the kept iterations."""
         self._collected: dict[str, Collected] = {}
+        self._attributes = AttributeStates()
         self._nest: Nest | None = None
         """The nest that it is the outer or the inner loop of."""
         self._is_diagonal = False
@@ -443,6 +445,7 @@ class KeptLoop:
 
     def enter(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """The carried variables at the beginning of an iteration."""
+        variables = values
         values = {name: values[name] for name in self.carried if name in values} | self._after()
         if self._nest is not None:
             values = {name: value for name, value in values.items() if value is not UNBOUND}
@@ -452,13 +455,17 @@ class KeptLoop:
                 self._before = {name: value for name, value in values.items() if value is not UNBOUND}
             for items in self._prefilled():
                 items.begin(self._body.unsettle)
-            values |= self._body.enter({name: self._before[name] for name in self._before if self._is_state(name)})
+            before = {name: self._before[name] for name in self._before if self._is_state(name)}
+            entered = self._body.enter({**before, **self._attributes.begin(variables)})
+            values |= {name: entered[name] for name in before}
+            self._attributes.set({name: entered[name] for name in entered if name not in before})
             self._body.__enter__()
         return tuple(values.get(name, UNBOUND) for name in self.carried)
 
     def _after(self) -> dict[str, Any]:
         """The variables after the kept iterations, for the first iteration or statement that follows them."""
         finals, self._finals = self._finals, None
+        self._attributes.set(finals or {})
         result = {name: value for name, value in (finals or {}).items() if value is not UNBOUND}
         for name in result.keys() & set(self.written):
             # Other variables may hold the container, too.
@@ -477,7 +484,10 @@ class KeptLoop:
         if self._body is not None:
             self._body.__exit__(None, None, None)
             left = (name for name in self.carried if self._is_state(name) and values[name] is not UNBOUND)
-            self._body.leave({name: values[name] for name in left})
+            attributes, has_more = self._attributes.end(values)
+            if has_more:
+                self._body.unsettle()
+            self._body.leave({**{name: values[name] for name in left}, **attributes})
 
     def _is_state(self, name: str) -> bool:
         """Whether iterations carry a variable to the next one: all that they assign, and containers with tensors.

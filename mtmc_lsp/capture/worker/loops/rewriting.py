@@ -329,12 +329,21 @@ def _root(node: ast.Subscript) -> ast.expr:
     return value
 
 
+def _owner(node: ast.Attribute) -> ast.expr:
+    """The ``layer`` of ``layer.state.h``."""
+    value = node.value
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return value
+
+
 def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
     """The lists to which a loop appends; ``None`` if the loop cannot be kept."""
     nodes = list(_walk(loop.body))
     if loop.orelse or any(isinstance(node, LEAVING) for node in nodes):
         return None
-    if any(isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) for node in nodes):
+    stored = [node for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)]
+    if any(not isinstance(_owner(node), ast.Name) for node in stored):
         return None
     stored = [node for node in nodes if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)]
     if any(not isinstance(_root(node), ast.Name) for node in stored):
