@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import length_hint
@@ -242,6 +243,16 @@ class Keeper:
         if first is None:
             return function(*arguments, **keywords)
         return first.passed_through(function, arguments)
+
+    def listed(self, items: Any) -> Any:
+        """``list(items)``."""
+        return items if isinstance(items, Collected) and not isinstance(items, Prefilled) else list(items)
+
+    def object(self, value: Any) -> Any:
+        """An object whose method a body calls, which must not be a Python container: iterations would change it."""
+        if self.active is not None and isinstance(value, (list, dict, set, deque)):
+            raise NotKept("it changes a list, a dictionary or a set in another way than by appending one item")
+        return value
 
     def range(self, *arguments: Any) -> Steps:
         """``range(...)``."""

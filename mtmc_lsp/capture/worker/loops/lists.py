@@ -115,11 +115,14 @@ class Collected(list):  # type: ignore[type-arg]
         """Reverse the list in place."""
         self.parts = self[::-1].parts
 
+    def __reversed__(self) -> Any:
+        return self[::-1]
+
     def _refused(self, *_: Any, **__: Any) -> NoReturn:
         raise NotKept("a list that it appends to is used in another way than by torch.stack or torch.cat")
 
     __iter__ = __contains__ = __add__ = __radd__ = __iadd__ = __mul__ = __setitem__ = __delitem__ = _refused
-    __reversed__ = __eq__ = __ne__ = append = extend = insert = pop = remove = clear = sort = copy = _refused
+    __eq__ = __ne__ = append = extend = insert = pop = remove = clear = sort = copy = _refused
     index = count = _refused
     __hash__ = None
 

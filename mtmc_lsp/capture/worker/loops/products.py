@@ -22,7 +22,15 @@ POSITIONS: dict[Any, Any] = {
 }
 """Functions that return positions, with those that return the values, too."""
 
-VECTOR_PRODUCTS = (*MATRIX_PRODUCTS, torch.mv, torch.Tensor.mv, torch.dot, torch.Tensor.dot, torch.inner, torch.Tensor.inner)
+VECTOR_PRODUCTS = (
+    *MATRIX_PRODUCTS,
+    torch.mv,
+    torch.Tensor.mv,
+    torch.dot,
+    torch.Tensor.dot,
+    torch.inner,
+    torch.Tensor.inner,
+)
 OUTER_PRODUCTS = (torch.outer, torch.ger, torch.Tensor.outer, torch.Tensor.ger)
 
 

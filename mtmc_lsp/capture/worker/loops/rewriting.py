@@ -27,12 +27,13 @@ from typing import Any, TypeGuard
 from mtmc_lsp.capture.worker.loops.statements.forms import (
     LOOP_VARIABLE,
     AppendedItems,
+    ListCalls,
     changes_only,
     local_lists,
     uses,
     without_continue,
 )
-from mtmc_lsp.capture.worker.loops.statements.prefilled import prefilled
+from mtmc_lsp.capture.worker.loops.statements.prefilled import assigned_ranges, is_range, prefilled
 from mtmc_lsp.capture.worker.loops.statements.while_statements import COUNTER, as_for
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
@@ -85,10 +86,14 @@ def rewritten_code(function: FunctionType, first_line: int = 0) -> CodeType | No
     }
     modules = {name for name, value in function.__globals__.items() if value is math} - hidden
     rewriter = _Rewriter(hidden, modules, first_line)
+    rewriter.ranges = assigned_ranges(definition.body, hidden)
     rewriter.suite(definition.body)
     if not rewriter.count:
         return None
     definition.decorator_list = []
+    if "list" not in hidden and "list" not in function.__globals__:
+        listed = ast.parse(f"{LOOPS}.listed", mode="eval").body
+        definition.body = [ListCalls(listed).visit(statement) for statement in definition.body]
     try:
         code = _compiled(function, definition)
     except (SyntaxError, ValueError):
@@ -163,6 +168,8 @@ class _Rewriter:
         """Names that are not the builtins of that name."""
         self.modules = modules
         """Names of the module ``math``."""
+        self.ranges: set[str] = set()
+        """Variables that hold a range for a loop."""
         self.count = 0
 
     def suite(self, statements: list[ast.stmt]) -> None:
@@ -192,6 +199,11 @@ class _Rewriter:
                 statement.body.insert(0, passing)
             read, stored = self._with_appended_items(statement) if isinstance(statement, ast.For) else ([], [])
             lists = _lists_of(statement) if isinstance(statement, ast.For) else None
+            if isinstance(statement, ast.Assign) and is_range(statement.value, self.hidden):
+                target = statement.targets[0]
+                if isinstance(target, ast.Name) and target.id in self.ranges:
+                    statement.value = self._iterable(statement.value)
+                    ast.fix_missing_locations(statement)
             if isinstance(statement, ast.Assign) and (item := prefilled(statement)) and "range" not in self.hidden:
                 statement.value = _call("filled_list", list(item), [], statement.value)
                 ast.fix_missing_locations(statement)
@@ -271,6 +283,7 @@ class _Rewriter:
         leave = ast.parse(f"{variable}.leave(locals())").body
         loop.body = [*enter, *(_with_appends(item, variable, lists) for item in loop.body), *leave]
         after = _assignment([*carried, *targets, *lists], f"{variable}.results(locals())")
+        _check_objects(loop.body, {*lists, *local_lists(loop.body)})
         numbers = _Numbers(set(NUMBERS) - self.hidden, self.modules)
         loop.body = [numbers.visit(item) for item in loop.body]
         for statement in (*before, *enter, *leave, *after):
@@ -329,6 +342,12 @@ def _root(node: ast.Subscript) -> ast.expr:
     return value
 
 
+def _may_be_object(call: ast.Call, lists: Collection[str]) -> TypeGuard[ast.Call]:
+    """Whether the method that a call names may be one of the user's objects (``average.update(x)``): a run tells."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and owner.id not in lists and len(call.args) + len(call.keywords) > 0
+
+
 def _owner(node: ast.Attribute) -> ast.expr:
     """The ``layer`` of ``layer.state.h``."""
     value = node.value
@@ -358,7 +377,7 @@ def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
         for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
     ]
-    changing = [node for node in changing if not changes_only(node, local)]
+    changing = [node for node in changing if not changes_only(node, local) and not _may_be_object(node, lists)]
     last = [node for node in nodes if _is_last_item(node, ends)]
     # Also in lambdas and comprehensions.
     reads = [node for root in loop.body for node in ast.walk(root) if isinstance(node, ast.Name) and node.id in lists]
@@ -446,6 +465,16 @@ class _Numbers(ast.NodeTransformer):
         is_builtin = isinstance(function, ast.Name) and function.id in self._names
         is_math = isinstance(function, ast.Attribute) and ast.unparse(function.value) in self._modules
         return _call("call", [function, *node.args], node.keywords, node) if is_builtin or is_math else node
+
+
+def _check_objects(body: Sequence[ast.stmt], lists: Collection[str]) -> None:
+    """Let a run refuse methods of Python containers: ``LOOPS.object(average).update(x)``."""
+    for node in (item for statement in body for item in ast.walk(statement)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+            owner = node.func.value
+            if isinstance(owner, ast.Name) and not owner.id.startswith(LOOP_VARIABLE) and owner.id not in lists:
+                node.func.value = _call("object", [owner], [], owner)
+                ast.fix_missing_locations(node)
 
 
 def _with_appends(statement: ast.stmt, variable: str, lists: Collection[str]) -> ast.stmt:

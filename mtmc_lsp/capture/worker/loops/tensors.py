@@ -100,7 +100,7 @@ def window_of(index: Any) -> tuple[list[Any], int] | None:
     follows_ellipsis = any(other is Ellipsis for other in items[:place])
     dim = -1 - sum(kept[place + 1 :]) if follows_ellipsis else sum(kept[:place])
     starts = [item.start + k for k in range(length)]
-    return [tuple([*items[:place], slice(at, at + 1), *items[place + 1 :]]) for at in starts], dim
+    return [(*items[:place], slice(at, at + 1), *items[place + 1 :]) for at in starts], dim
 
 
 def targets(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

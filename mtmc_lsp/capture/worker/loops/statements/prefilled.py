@@ -1,8 +1,9 @@
-"""Lists of a known length whose items a loop assigns: ``outs = [None] * T``."""
+"""Variables that statements before a loop assign for it: lists of a known length (``outs = [None] * T``), and ranges."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Sequence
 
 CONSTANTS = (type(None), int, float)
 
@@ -29,3 +30,33 @@ def prefilled(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
 
 def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in CONSTANTS
+
+
+def assigned_ranges(body: Sequence[ast.stmt], hidden: Collection[str]) -> set[str]:
+    """The variables that hold a range (``steps = reversed(range(T))``) and are read by one ``for`` statement alone."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    iterated = {
+        item.id
+        for node in nodes
+        if isinstance(node, ast.For)
+        for item in ([node.iter] if isinstance(node.iter, ast.Name) else [])
+    }
+    held = {
+        node.targets[0].id
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.targets[0], ast.Name)
+        and is_range(node.value, hidden)
+    }
+    return {name for name in held & iterated if sum(node.id == name for node in names) == 2}
+
+
+def is_range(value: ast.expr, hidden: Collection[str]) -> bool:
+    """Whether an expression is ``range(...)`` or ``reversed(range(...))``."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name) or value.func.id in hidden:
+        return False
+    if value.func.id == "reversed" and len(value.args) == 1:
+        return is_range(value.args[0], hidden)
+    return value.func.id == "range" and bool(value.args)

@@ -109,10 +109,10 @@ def attributes_of(variables: Mapping[str, Any]) -> Iterator[Attribute]:
     pending, seen = list(variables.values()), set()
     while pending and len(seen) < MOST_OBJECTS:
         value = pending.pop()
-        if isinstance(value, (list, tuple)):
+        if type(value) is list or isinstance(value, tuple):
             pending += [item for item in value if not isinstance(item, torch.Tensor)]
             continue
-        if isinstance(value, dict):
+        if type(value) is dict:
             pending += value.values()
             continue
         if id(value) in seen or not _has_state(value):
