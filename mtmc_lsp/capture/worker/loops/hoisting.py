@@ -226,7 +226,8 @@ class _Hoisting:
 
     def _sink(self) -> tuple[tuple[LoopOutput, ...], tuple[TensorType, ...], dict[int, Ref]]:
         """Move products that only results read behind the loop. Returns its results, and what replaces them."""
-        outputs, kinds, renamed = list(self.loop.outputs), list(self.node.outputs), {}
+        outputs, kinds = list(self.loop.outputs), list(self.node.outputs)
+        renamed: dict[int, Ref] = {}
         needed_last = {item.next for item in self.inputs.values() if item.is_state}
         readers: dict[Ref, int] = {}
         for node in self.nodes:

@@ -165,7 +165,7 @@ class Prefilled(Collected):
                     self._refused()
                 self._rows[index] = value
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Any, value: Any) -> None:  # type: ignore[override]
         if self._unsettle is not None and isinstance(index, Step) and self._rows is None:
             if not isinstance(value, torch.Tensor):
                 self._refused()

@@ -67,7 +67,7 @@ def padded_by_dimension(function: Any, args: tuple[Any, ...], kwargs: Mapping[st
         return None
     for i in padded:
         x = torch.nn.functional.pad(x, (0, 0) * i + pairs[i], value=value)
-    return x  # type: ignore[no-any-return]
+    return x
 
 
 def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:

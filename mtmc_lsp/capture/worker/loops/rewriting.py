@@ -33,7 +33,7 @@ from mtmc_lsp.capture.worker.loops.statements.forms import (
     uses,
     without_continue,
 )
-from mtmc_lsp.capture.worker.loops.statements.prefilled import assigned_ranges, is_range, prefilled
+from mtmc_lsp.capture.worker.loops.statements.prefilled import assigned_ranges, is_range, prefilled, prefilled_values
 from mtmc_lsp.capture.worker.loops.statements.while_statements import COUNTER, as_for
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
@@ -204,9 +204,8 @@ class _Rewriter:
                 if isinstance(target, ast.Name) and target.id in self.ranges:
                     statement.value = self._iterable(statement.value)
                     ast.fix_missing_locations(statement)
-            if isinstance(statement, ast.Assign) and (item := prefilled(statement)) and "range" not in self.hidden:
-                statement.value = _call("filled_list", list(item), [], statement.value)
-                ast.fix_missing_locations(statement)
+            if "range" not in self.hidden:
+                self._with_filled_lists(statement)
             changed += read
             if isinstance(statement, ast.For) and lists is not None:
                 changed += self._with_last_items(statement)
@@ -221,6 +220,18 @@ class _Rewriter:
                 changed.append(statement)
             changed += stored
         statements[:] = changed
+
+    @staticmethod
+    def _with_filled_lists(statement: ast.stmt) -> None:
+        """Let a loop fill the lists that a statement creates: ``outs = [None] * T``."""
+        values = prefilled_values(statement)
+        replaced = {id(value): _call("filled_list", list(prefilled(value) or ()), [], value) for value in values}
+        if isinstance(statement, ast.Assign) and values:
+            if id(statement.value) in replaced:
+                statement.value = replaced[id(statement.value)]
+            elif isinstance(statement.value, ast.Tuple):
+                statement.value.elts = [replaced.get(id(item), item) for item in statement.value.elts]
+            ast.fix_missing_locations(statement)
 
     def _with_appended_items(self, loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """Make variables hold the lists of a container to which the loop appends (``outs["h"].append(x)``).
@@ -361,8 +372,8 @@ def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
     nodes = list(_walk(loop.body))
     if loop.orelse or any(isinstance(node, LEAVING) for node in nodes):
         return None
-    stored = [node for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)]
-    if any(not isinstance(_owner(node), ast.Name) for node in stored):
+    changed = [node for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)]
+    if any(not isinstance(_owner(node), ast.Name) for node in changed):
         return None
     stored = [node for node in nodes if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)]
     if any(not isinstance(_root(node), ast.Name) for node in stored):

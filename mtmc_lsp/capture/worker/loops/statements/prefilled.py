@@ -8,13 +8,19 @@ from collections.abc import Collection, Sequence
 CONSTANTS = (type(None), int, float)
 
 
-def prefilled(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
-    """The item and the length of a list that a statement assigns to a variable, where all items are one constant."""
+def prefilled_values(statement: ast.stmt) -> list[ast.expr]:
+    """The lists of equal constants among the values that a statement assigns to variables, also to several at once."""
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return None
-    value = statement.value
-    if not isinstance(statement.targets[0], ast.Name):
-        return None
+        return []
+    target, value = statement.targets[0], statement.value
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        pairs = list(zip(target.elts, value.elts, strict=True))
+    return [each for name, each in pairs if isinstance(name, ast.Name) and prefilled(each) is not None]
+
+
+def prefilled(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """The item and the length of a list where all items are one constant."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
         items, count = (value.left, value.right) if isinstance(value.left, ast.List) else (value.right, value.left)
         if isinstance(items, ast.List) and len(items.elts) == 1 and _is_constant(items.elts[0]):

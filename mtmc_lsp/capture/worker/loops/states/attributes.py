@@ -106,7 +106,8 @@ def _is_equal(first: Any, second: Any) -> bool:
 
 def attributes_of(variables: Mapping[str, Any]) -> Iterator[Attribute]:
     """The attributes of the objects that variables hold, also of those inside of modules, lists and other objects."""
-    pending, seen = list(variables.values()), set()
+    pending = list(variables.values())
+    seen: set[int] = set()
     while pending and len(seen) < MOST_OBJECTS:
         value = pending.pop()
         if type(value) is list or isinstance(value, tuple):

@@ -13,7 +13,8 @@ KIND = "\0dataclass"
 
 def flattened(value: Any) -> tuple[list[Any], TreeSpec]:
     """The leaves of a value and its structure, of dataclasses as well."""
-    return tree_flatten(_packed(value))
+    leaves, spec = tree_flatten(_packed(value))
+    return leaves, spec
 
 
 def unflattened(leaves: list[Any], spec: TreeSpec) -> Any:
