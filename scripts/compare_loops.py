@@ -140,9 +140,10 @@ def cases(results: Path, folder: Path, pattern: str, device: str = "cuda") -> It
     Args:
         folder: where the delivered versions are written.
     """
-    suites = {problem: counterpart.suite for problem, counterpart in COUNTERPARTS.items()}
-    for version in versions(results, suites, pattern, folder):
-        yield Case.of(version, device), version.row
+    for is_last in (False, True):
+        chosen = {name: item.suite for name, item in COUNTERPARTS.items() if item.is_last == is_last}
+        for version in versions(results, chosen, pattern, folder):
+            yield Case.of(version, device), version.row
 
 
 def contenders(row: Row) -> list[str]:

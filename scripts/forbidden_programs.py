@@ -1,6 +1,6 @@
 """Write ``mtmc_lsp/programs/forbidden.txt``: fingerprints of the programs that policies are evaluated on.
 
-    python scripts/forbidden_programs.py examples everyday unseen loops
+    python scripts/forbidden_programs.py examples everyday unseen loops loops_cudnn
     python scripts/forbidden_programs.py kernelbench --kernelbench FOLDER     # a clone's folder KernelBench
     python scripts/forbidden_programs.py reporting                 # with the packages of the public suite
 
@@ -31,6 +31,7 @@ FOLDERS = {
     "everyday": "benchmarks/everyday",
     "unseen": "benchmarks/unseen",
     "loops": "benchmarks/loops",
+    "loops_cudnn": "benchmarks/loops_cudnn",
 }
 SECTION = "# suite "
 LEVELS = ("level1", "level2", "level3")

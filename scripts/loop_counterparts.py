@@ -44,6 +44,8 @@ class Counterpart:
     contenders: Mapping[str, Contender]
     """By name. The fastest counts."""
     suite: Path = LOOPS
+    is_last: bool = False
+    """Whether a kernel tries so many configurations that its row takes minutes, and other rows come first."""
 
 
 def _log(gate: torch.Tensor) -> torch.Tensor:
@@ -258,6 +260,8 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
             "chunk_simple_gla": Contender(_linear_attention("chunk_simple_gla"), is_rounded=True),
             "fused_recurrent_simple_gla": Contender(_linear_attention("fused_recurrent_simple_gla")),
         },
+        # Its chunks are tuned among 48 configurations, each of which Triton compiles first.
+        is_last=True,
     ),
     "cells::elman": _cudnn(_elman),
     "cells::GRUSteps.forward": _cudnn(_gru_cell),

@@ -92,6 +92,10 @@ class AxisTable:
         for name in members:
             self._tie(prims[name], prims)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether one of the primitives is or reads ``name``."""
+        return name in self._dims
+
     def axes(self, name: str, dim: int) -> tuple[Axis, ...]:
         """The atomic axes whose product is dimension ``dim``, outermost first; empty for size 1."""
         item = self._dims[name][dim]

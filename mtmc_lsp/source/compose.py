@@ -25,6 +25,7 @@ from mtmc_lsp.source.blocks import (
     with_gap,
     without_blocks,
 )
+from mtmc_lsp.source.dispatch.inherited import indent_of, inherited_method, method_edit, method_removal
 from mtmc_lsp.source.dispatch.lambdas import lambda_edit, without_lambda_dispatch
 from mtmc_lsp.source.dispatch.marks import (
     DISPATCH,
@@ -89,7 +90,7 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
     check_names_are_free(root, target.path, code.block)
     # Of two insertions at the same offset, the last one comes first in the text.
     edits = [
-        *_dispatch_edits(text, _entry_function(node, target), target, code, newline),
+        *_dispatch_edits(text, plain, node, target, code, newline),
         *_block_edits(text, plain, target, required, code, newline),
     ]
     return edited(text, edits)
@@ -176,23 +177,44 @@ def _outermost(node: Node) -> Node:
     return node
 
 
-def _entry_function(node: Node, target: Target) -> Node:
-    """The function to optimise: for a module class its ``forward``."""
+def _entry_function(node: Node) -> Node | None:
+    """The function to optimise: for a module class its ``forward``; ``None`` if the class inherits it."""
     if node.type in ("function_definition", "lambda"):
         return node
     body = field(node, "body")
     for inner in (undecorated(child) for child in (body.children if body is not None else [])):
         if inner.type == "function_definition" and text_of(field(inner, "name")) == "forward":
             return inner
-    raise TargetUnsupported(
-        f"{target.qualname} does not define forward",
-        where=Location(target.path, target.start_line),
-        remedy="Select the class that defines forward.",
-    )
+    return None
 
 
-def _dispatch_edits(text: bytes, function: Node, target: Target, code: GeneratedCode, newline: bytes) -> list[Edit]:
+def _inherited_edit(text: bytes, plain: bytes, node: Node, target: Target, code: GeneratedCode, newline: bytes) -> Edit:
+    """Insert a ``forward`` with the dispatch into a class that inherits it.
+
+    Raises:
+        TargetUnsupported: the file does not define that ``forward``, or the method cannot be written.
+    """
+    method = None if code.regions or target.region else inherited_method(plain, target, code.dispatch)
+    indent = indent_of(text, node)
+    step = indent[len(text[line_start(text, node.start_byte) : node.start_byte]) :] or b"    "
+    rendered = None if method is None else _indent_dispatch(method, indent, step, newline)
+    edit = None if rendered is None else method_edit(text, node, rendered, newline)
+    if edit is None:
+        raise TargetUnsupported(
+            f"{target.qualname} does not define forward, and no forward can be written that calls the inherited one",
+            where=Location(target.path, target.start_line),
+            remedy="Select the class that defines forward, or define forward in this class.",
+        )
+    return edit
+
+
+def _dispatch_edits(
+    text: bytes, plain: bytes, node: Node, target: Target, code: GeneratedCode, newline: bytes
+) -> list[Edit]:
     """Insert the dispatch statements: one for the whole body, or one for each region."""
+    function = _entry_function(node)
+    if function is None:
+        return [_inherited_edit(text, plain, node, target, code, newline)]
     edits = []
     for region, dispatch in code.regions or [(target.region, code.dispatch)]:
         if function.type == "lambda":
@@ -305,6 +327,8 @@ def _removal(text: bytes, mark: Node) -> Edit:
     if restored is not None:
         return restored
     start, end = dispatch_span(text, mark)
+    if statement_of(mark).type == "function_definition":
+        return method_removal(text, start, end)
     body = statement_of(mark).parent
     rows = {child.start_point[0] for child in (body.children if body is not None else []) if child.type != "comment"}
     # Two rows: one for the dispatch statement, one for the original body.

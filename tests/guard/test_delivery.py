@@ -209,6 +209,13 @@ except ImportError:
             return x
 
 
+class Smaller(Block):
+    def forward(self, x, *, flag=None):  # mtmc: dispatch
+        if smaller_fits(self, x):
+            return smaller_launch(x)
+        return super().forward(x, flag=flag)
+
+
 def box_fits_twice(x):
     return box_fits(x) and box_fits(x)
 """
@@ -218,6 +225,7 @@ def test_only_dispatch_statements_of_the_target_name_guards() -> None:
     """The user's functions may have such names, too."""
     assert guards_of(PLACES, "Block") == guards_of(PLACES, "Block.forward") == ("block_fits",)
     assert guards_of(PLACES, "Block.step") == ("block_step_fits",)
+    assert guards_of(PLACES, "Smaller") == guards_of(PLACES, "Smaller.forward") == ("smaller_fits",)
     assert (
         guards_of(PLACES, "box_fits_twice") == guards_of(PLACES, "missing") == guards_of(PLACES, "Block.missing") == ()
     )

@@ -247,3 +247,13 @@ def test_the_module_of_a_delivered_version_has_the_same_parameters(tmp_path: Pat
         states, last = small.function(found.delivered)(**small.inputs())
         expected, expected_last = small.function(found.original)(**small.inputs())
     assert torch.equal(states, expected) and torch.equal(last, expected_last)
+
+
+def test_a_row_whose_kernel_tries_many_configurations_comes_last(tmp_path: Path) -> None:
+    """Otherwise a command with a time limit would end before it reaches the cells."""
+    names = ["cells::linear_attention", "cells::elman", "recurrences::wkv"]
+    results = tmp_path / "loops.jsonl"
+    results.write_text("".join(json.dumps({"problem": name}) + "\n" for name in names))
+    found = [case.problem for case, _ in compare_loops.cases(results, tmp_path, "", device="cpu")]
+    assert sorted(found) == sorted(names)
+    assert found[-1] == "cells::linear_attention"

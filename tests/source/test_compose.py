@@ -179,6 +179,58 @@ def test_a_target_that_cannot_hold_the_dispatch_is_refused_with_its_line(text: s
     assert caught.value.remedy
 
 
+BASE = """class Base(nn.Module):
+    def forward(self, x: Tensor, /, h=None, *more, scale=-1.0, **kw):
+        return x
+
+
+"""
+METHOD = """    def forward(self, x, /, h=None, *more, scale=-1.0, **kw):  # mtmc: dispatch
+        if k_fits(x):
+            return k_triton(x) if torch.compiler.is_compiling() else k_op(x)
+        return super().forward(x, h, *more, scale=scale, **kw)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("class f(Base):\n", "\n    pass\n"),
+        ("class f(Base):\n", "\n    # A comment.\n    a = 1"),
+        ('class f(\n    Base,\n):\n    """Doc."""\n\n', "\n    def g(self):\n        pass\n"),
+        ('class f(Base):\n    """Doc."""\n\n', "\n\ng = f(2)\n"),
+    ],
+)
+def test_a_class_that_inherits_forward_gets_one_that_calls_the_inherited_one(before: str, after: str) -> None:
+    """``composed`` checks that stripping removes it with its empty line."""
+    original = before + (after.removeprefix("\n") if not before.endswith("\n\n") else after)
+    original = original.replace('"""\n\n\n', '"""\n\n')
+    assert BASE in composed(BASE + original)
+    assert before + METHOD + after in composed(BASE + original)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class f(Base, nn.Module): pass\n",
+        'class f(Base):\n    """Doc."""\n',
+        'class f(Base):\n    """Doc."""; a = 1\n\nb = 2\n',
+    ],
+)
+def test_a_class_without_a_line_for_an_inherited_forward_is_refused(text: str) -> None:
+    raw = (BASE + text).encode()
+    with pytest.raises(TargetUnsupported, match="f does not define forward, and no forward can be written") as caught:
+        compose(raw, find_target(raw, "m.py", "f"), CODE)
+    assert "define forward in this class" in caught.value.remedy
+
+
+@pytest.mark.parametrize("forward", ["@compiled\n    def forward(self, x):", "def forward(self, x, limit=LIMIT):"])
+def test_parameters_that_cannot_be_repeated_are_refused(forward: str) -> None:
+    raw = f"class Base(nn.Module):\n    {forward}\n        return x\n\n\nclass f(Base):\n    pass\n".encode()
+    with pytest.raises(TargetUnsupported, match="no forward can be written"):
+        compose(raw, find_target(raw, "m.py", "f"), CODE)
+
+
 def test_composing_twice_raises_an_error() -> None:
     text = composed("def f(x):\n    return x\n").encode()
     with pytest.raises(ValueError, match="already has generated code"):

@@ -40,11 +40,15 @@ def guards_of(source: str, qualname: str) -> tuple[str, ...]:
     if isinstance(found, ast.ClassDef):
         found = _definition(found, "forward")
     lines = source.splitlines()
+    # A class that inherits ``forward`` gets one that is marked as a whole.
+    is_generated = isinstance(found, ast.FunctionDef) and DISPATCH in lines[found.lineno - 1]
     calls = [node for node in ast.walk(found) if isinstance(node, ast.Call)] if found is not None else []
     names = [
         (call.lineno, call.func.id)
         for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id.endswith(SUFFIX) and _is_marked(lines, call)
+        if isinstance(call.func, ast.Name)
+        and call.func.id.endswith(SUFFIX)
+        and (is_generated or _is_marked(lines, call))
     ]
     return tuple(dict.fromkeys(name for _, name in sorted(names)))
 

@@ -285,6 +285,9 @@ class UpdateSolver:
         items = tuple(self.states[prim] for prim in pair)
         if any(not is_float(item.type.dtype) for item in items) or items[0].type.dtype != items[1].type.dtype:
             raise OtherForm
+        if any(prim not in self.form.region.table for prim in pair):
+            # No iteration reads the state: only its last value matters.
+            raise OtherForm
         axes = {self.form.region.table.all_axes(prim) for prim in pair}
         if len(axes) > 1:
             raise OtherForm

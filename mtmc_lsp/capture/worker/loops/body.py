@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -18,9 +19,12 @@ from mtmc_lsp.capture.worker.loops.products import (
     compared_gather,
     compared_position,
     elementwise_product,
+    padded_by_dimension,
     selected_parts,
+    vector_product,
 )
 from mtmc_lsp.capture.worker.loops.sequences import Sequences, Watched, indexed
+from mtmc_lsp.capture.worker.loops.states.records import flattened, unflattened
 from mtmc_lsp.capture.worker.loops.tensors import (
     FACTORIES,
     WITHOUT_VALUES,
@@ -32,6 +36,7 @@ from mtmc_lsp.capture.worker.loops.tensors import (
     number_argument,
     storage_of,
     targets,
+    window_of,
     without_tensors,
     zeros,
 )
@@ -86,6 +91,8 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         """States that begin as another tensor than the variable holds: converted numbers, other shapes and dtypes."""
         self._increments: dict[Key, int] = dict(before._increments) if before else {}
         """Integers that grow by a constant."""
+        self._numbers: set[Key] = set(before._numbers) if before else set()
+        """Floats that change otherwise, which are float64 scalars."""
         if before is not None and len(before._increments) > before._known_increments:
             # A number that changes was a constant in that trace, so what it read and wrote is not valid.
             before = None
@@ -119,11 +126,13 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def enter(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The variables at the beginning of an iteration, from those before the loop."""
         result = {}
+        tensors = (leaf for value in values.values() for leaf in flattened(value)[0] if isinstance(leaf, torch.Tensor))
+        self._device = next((tensor.device for tensor in tensors), torch.empty(()).device)
         for name, value in values.items():
-            leaves, spec = tree_flatten(value)
+            leaves, spec = flattened(value)
             entered = [self._symbol_of((name, i), leaf) for i, leaf in enumerate(leaves)]
             self._entered[name] = entered, spec
-            result[name] = tree_unflatten(entered, spec)
+            result[name] = unflattened(entered, spec)
         for storage, tensor in self._changed.items():
             symbol = self._slot(("changed", storage), tensor.clone()).symbol
             tensor.copy_(symbol)
@@ -134,6 +143,11 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def _symbol_of(self, key: Key, leaf: Any) -> Any:
         if key in self._increments:
             return Step(self.span, leaf, self._increments[key])
+        if key in self._numbers:
+            with without_gradients():
+                scalar = torch.full((), leaf, dtype=torch.float64, device=self._device)
+            symbol = self._slot(key, scalar).symbol
+            return Changing(self.span, lambda _: symbol)
         initial = self._initial.get(key, leaf)
         return self._slot(key, initial).symbol if isinstance(initial, torch.Tensor) else leaf
 
@@ -152,7 +166,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
 
     def leave(self, values: Mapping[str, Any]) -> None:
         """Note the variables at the end of the iteration."""
-        self._left = {name: tree_flatten(value) for name, value in values.items()}
+        self._left = {name: flattened(value) for name, value in values.items()}
         if self._open_reads:
             raise NotKept("it changes a view of a tensor in place")
         for key, tensor in self._changed.items():
@@ -161,6 +175,10 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 slot.next = tensor.clone()
         for tensor, saved in self._saved:
             tensor.copy_(saved)
+
+    def unsettle(self) -> None:
+        """Let the body be traced once more."""
+        self._is_settled = False
 
     def is_settled(self) -> bool:
         """Whether this trace is valid for all iterations. If not, the next one knows more."""
@@ -190,6 +208,15 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if self._is_used(slot.symbol, key) and not is_alike(slot.symbol, after):
                 self._initial[key] = converted(slot.initial, after)
                 self._is_settled = False
+        elif key in self._numbers:
+            slot = self.slots[key]
+            if not isinstance(after, (float, Changing)):
+                raise NotKept("a number of it becomes another kind of object")
+            number = after.tensor(slot.symbol) if isinstance(after, Changing) else torch.full_like(slot.symbol, after)
+            slot.next = number.to(torch.float64)
+        elif type(before) in (int, float) and (type(after) is Changing or (type(after) is float and after != before)):
+            self._numbers.add(key)
+            self._is_settled = False
         elif isinstance(before, Step):
             if not (isinstance(after, Step) and after.same(before + before.step)):
                 raise NotKept("a number of it changes irregularly")
@@ -259,6 +286,10 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if isinstance(leaf, Step):
                 finals.append(leaf.last)
                 continue
+            if isinstance(leaf, Changing):
+                # Another number than the trace knows: any use of it is refused.
+                finals.append(leaf)
+                continue
             if not isinstance(leaf, torch.Tensor):
                 finals.append(leaf)
                 continue
@@ -269,7 +300,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                     raise NotKept("it changes a tensor in place and replaces it, too")
                 value = slot.initial.copy_(value)
             finals.append(value)
-        return tree_unflatten(finals, spec)
+        return unflattened(finals, spec)
 
     def _next_of_delayed(self, key: Key) -> torch.Tensor:
         _, storage, distance = key
@@ -303,7 +334,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if not tensors:
                 raise NotKept("a function of the number of the iteration has no tensor")
             args, kwargs = tree_map(
-                lambda item: self._scalar(item, tensors[0]) if isinstance(item, Changing) else item, (args, kwargs)
+                lambda item: self._scalar(item, tensors) if isinstance(item, Changing) else item, (args, kwargs)
             )
         for tensor in tensors:
             self._note(tensor)
@@ -314,7 +345,11 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             self._prepare_change(tensor)
             self._sequences.forget(storage_of(tensor), storage_of)
         watched = Watched()
-        product: Any = elementwise_product(function, args) if not kwargs else None
+        product: Any = padded_by_dimension(function, args, kwargs)
+        if product is None and not kwargs:
+            product = vector_product(function, args)
+        if product is None and not kwargs:
+            product = elementwise_product(function, args)
         if product is None and not is_sequence:
             product = selected_parts(function, args, kwargs)
         if product is None and not is_sequence and not kwargs:
@@ -364,8 +399,12 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             rows[id(value)] = row
         return tree_unflatten([rows.get(id(leaf), leaf) for leaf in leaves], spec)
 
-    def _scalar(self, number: Changing, like: torch.Tensor) -> torch.Tensor:
-        value = number.tensor(like)
+    def _scalar(self, number: Changing, others: Sequence[torch.Tensor]) -> torch.Tensor:
+        value = number.tensor(others[0])
+        kinds = [tensor.dtype for tensor in others if tensor.dtype.is_floating_point]
+        if value.dtype is torch.float64 and kinds and not any(tensor.dim() for tensor in others):
+            # Python's numbers do not widen the dtype of a scalar tensor.
+            value = value.to(reduce(torch.promote_types, kinds))
         self._keep(value)
         return value
 
@@ -373,7 +412,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         """``torch.tensor(t)`` or ``torch.full(shape, t)``."""
         like = torch.empty((), device=kwargs.get("device"))
         dtype = kwargs.get("dtype") or (torch.int64 if number.is_whole else torch.get_default_dtype())
-        value = self._scalar(number, like).to(dtype)
+        value = self._scalar(number, (like,)).to(dtype)
         if function is torch.full:
             value = value.expand(args[0] if isinstance(args[0], (tuple, list)) else (args[0],)).clone()
         self._keep(value)
@@ -407,6 +446,11 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     # Reads and writes at the number of the iteration ---------------------------------------------------------------
 
     def _read(self, source: torch.Tensor, index: Any) -> torch.Tensor:
+        if (window := window_of(index)) is not None:
+            indices, dim = window
+            rows = [self._read(source, item) for item in indices]
+            joined: torch.Tensor = self.__torch_function__(torch.cat, (), (rows, dim))
+            return joined
         index, indices = without_tensors(index)
         dim, step, rest = located(self.span, source, index)
         row = self._row(source, dim, step)

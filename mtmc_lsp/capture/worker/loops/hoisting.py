@@ -7,6 +7,7 @@ that only results read, such as ``out[:, t] = h @ w``, one after it. Each elemen
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -192,6 +193,9 @@ class _Hoisting:
             return (
                 replace(source, has_dim=False) if source.has_dim and at == source.position.dim and index == 0 else None
             )
+        if word == "unsqueeze":
+            # A vector as a matrix of one row is the row with its dimension again.
+            return replace(source, has_dim=True) if not source.has_dim and node.args[1] == source.position.dim else None
         if word in KEEPING - {"select", "unsqueeze"} or self._is_function(node):
             kind = _dense(source.type.shape, node.type.dtype)
             copied = self._add_before(node.name, node.op, (source.ref, *node.args[1:]), kind, node)
@@ -222,7 +226,8 @@ class _Hoisting:
 
     def _sink(self) -> tuple[tuple[LoopOutput, ...], tuple[TensorType, ...], dict[int, Ref]]:
         """Move products that only results read behind the loop. Returns its results, and what replaces them."""
-        outputs, kinds, renamed = list(self.loop.outputs), list(self.node.outputs), {}
+        outputs, kinds = list(self.loop.outputs), list(self.node.outputs)
+        renamed: dict[int, Ref] = {}
         needed_last = {item.next for item in self.inputs.values() if item.is_state}
         readers: dict[Ref, int] = {}
         for node in self.nodes:
@@ -235,6 +240,9 @@ class _Hoisting:
             dim = position.dim
             is_row = value.op.split(".")[1] == "unsqueeze" and value.args[1] in (dim, dim - len(kind.shape))
             product = self._of(value.args[0]) if is_row else value
+            if product is not None and product.op.split(".")[1] == "squeeze":
+                self._sink_vector(i, product, outputs, kinds, renamed, readers, needed_last)
+                continue
             if product is None or not self._is_product(product):
                 continue
             left = self._of(product.args[0])
@@ -261,6 +269,38 @@ class _Hoisting:
             if len(outputs) == 1:
                 self.node = replace(self.node, variable=left.variable)
         return tuple(outputs), tuple(kinds), renamed
+
+    def _sink_vector(
+        self,
+        i: int,
+        squeezed: Node,
+        outputs: list[LoopOutput],
+        kinds: list[TensorType],
+        renamed: dict[int, Ref],
+        readers: Mapping[Ref, int],
+        needed_last: Collection[Ref | None],
+    ) -> None:
+        """Move the product of a vector, ``mm(x.unsqueeze(0), w).squeeze(0)``, behind the loop."""
+        output, kind = outputs[i], kinds[i]
+        assert output.position is not None
+        product = self._of(squeezed.args[0])
+        left = self._of(product.args[0]) if product is not None and self._is_product(product) else None
+        if product is None or left is None or left.op.split(".")[1] != "unsqueeze" or left.args[1] != 0:
+            return
+        vector = left.args[0]
+        is_item = output.value == Ref(squeezed.name)
+        is_read = readers.get(Ref(product.name), 0) > 1 or readers.get(Ref(squeezed.name), 0) > (not is_item)
+        is_last = not {Ref(product.name), Ref(squeezed.name)}.isdisjoint(needed_last)
+        is_plain = len(kind.shape) == 2 and output.position.dim == 0 and kind.is_contiguous
+        if is_read or is_last or not is_plain or not isinstance(vector, Ref) or len(left.type.shape) != 2:
+            return
+        outputs[i] = LoopOutput(vector if is_item else Ref(left.name), output.position)
+        kinds[i] = _dense((kind.shape[0], left.type.shape[1]), left.type.dtype)
+        op = "aten.matmul.default" if product.op.split(".")[1] == "mm" else product.op
+        args = (Ref(self.node.name, i), *(self._outside(item) for item in product.args[1:]))
+        name = self._unique_outside(product.name)
+        self.after.append(replace(product, name=name, op=op, args=args, outputs=(kind,), variable=""))
+        renamed[i] = Ref(name)
 
     # Helpers -----------------------------------------------------------------------------------------------------
 

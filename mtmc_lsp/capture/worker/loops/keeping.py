@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import length_hint
@@ -39,9 +40,10 @@ from mtmc_lsp.capture.worker.loops.iteration import (
     TooLong,
     Zipped,
 )
-from mtmc_lsp.capture.worker.loops.lists import Collected
+from mtmc_lsp.capture.worker.loops.lists import Collected, Prefilled
 from mtmc_lsp.capture.worker.loops.nests.nest import Nest
 from mtmc_lsp.capture.worker.loops.rewriting import LOOPS, rewritten_code
+from mtmc_lsp.capture.worker.loops.states.attributes import AttributeStates
 from mtmc_lsp.capture.worker.tracing.local_modes import refuse_above_autograd
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.process.worker.failures import exception_chain
@@ -83,6 +85,10 @@ class Keeper:
     """The nest whose body runs now."""
     rows: set[str] | None = None
     """Set while a nest runs without its inner loop: the rows that are kept for it, by variable."""
+    makes_lists: bool = False
+    """Whether ``[None] * T`` was a list that a kept loop may fill."""
+    has_plain_lists: bool = False
+    """Whether such lists are plain ones, since the target uses them in another way."""
     codes: dict[FunctionType, tuple[CodeType, CodeType]] = field(default_factory=dict)
     """The user's code of each function with loops, and the rewritten one."""
     files: list[str] = field(default_factory=list)
@@ -151,6 +157,9 @@ class Keeper:
         why = str(refusal) if refusal is not None else "its body cannot be traced for all iterations at once"
         refused = {line} if line else self.kept - self.unrolled.keys()
         self.unrolled |= dict.fromkeys(refused, why)
+        if not refused and self.makes_lists and not self.has_plain_lists:
+            self.has_plain_lists = True
+            return True
         return bool(refused)
 
     def notes(self, text: Sequence[str]) -> tuple[str, ...]:
@@ -212,6 +221,15 @@ class Keeper:
         """The item at an end of a list to which a loop appends, if it has one."""
         return items[index] if isinstance(items, list) and (isinstance(items, Collected) or items) else UNBOUND
 
+    def filled_list(self, value: Any, count: Any) -> Any:
+        """``[value] * count``."""
+        is_filled_by_loop = not self.has_plain_lists and (not self.kept or self.kept - self.unrolled.keys())
+        is_count = isinstance(count, (int, torch.SymInt)) and not isinstance(count, bool)
+        if not is_count or not is_filled_by_loop or _usual(count) < LEAST_ITERATIONS:
+            return [value] * count
+        self.makes_lists = True
+        return Prefilled(value, count)
+
     def store(self, container: Any, key: Any, items: Any) -> None:
         """Store a list of a container to which a loop appended."""
         if isinstance(items, Collected):
@@ -225,6 +243,16 @@ class Keeper:
         if first is None:
             return function(*arguments, **keywords)
         return first.passed_through(function, arguments)
+
+    def listed(self, items: Any) -> Any:
+        """``list(items)``."""
+        return items if isinstance(items, Collected) and not isinstance(items, Prefilled) else list(items)
+
+    def object(self, value: Any) -> Any:
+        """An object whose method a body calls, which must not be a Python container: iterations would change it."""
+        if self.active is not None and isinstance(value, (list, dict, set, deque)):
+            raise NotKept("it changes a list, a dictionary or a set in another way than by appending one item")
+        return value
 
     def range(self, *arguments: Any) -> Steps:
         """``range(...)``."""
@@ -269,7 +297,7 @@ class Keeper:
         """Any iterable."""
         if isinstance(value, Steps):
             return value
-        if isinstance(value, Collected):
+        if isinstance(value, Collected) and (not isinstance(value, Prefilled) or value.is_filled):
             return Rows(value.joined(0, is_stack=True))
         return Rows(value) if isinstance(value, torch.Tensor) and value.dim() else Other(value)
 
@@ -334,6 +362,7 @@ class KeptLoop:
         self._finals: dict[str, Any] | None = None
         """The variables after the kept iterations."""
         self._collected: dict[str, Collected] = {}
+        self._attributes = AttributeStates()
         self._nest: Nest | None = None
         """The nest that it is the outer or the inner loop of."""
         self._is_diagonal = False
@@ -377,6 +406,8 @@ class KeptLoop:
         else:
             raise NotKept("its state has another shape or dtype in each iteration")
         self._finals, self._collected, self._body = body.finish(), body.collected, None
+        for items in self._prefilled():
+            items.end()
         self.keeper.active = None
         for i in range(last, 0, -1):
             yield self.steps.item(self.steps.count - i)
@@ -425,6 +456,7 @@ class KeptLoop:
 
     def enter(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """The carried variables at the beginning of an iteration."""
+        variables = values
         values = {name: values[name] for name in self.carried if name in values} | self._after()
         if self._nest is not None:
             values = {name: value for name, value in values.items() if value is not UNBOUND}
@@ -432,13 +464,19 @@ class KeptLoop:
         if self._body is not None:
             if self._before is None:
                 self._before = {name: value for name, value in values.items() if value is not UNBOUND}
-            values |= self._body.enter({name: self._before[name] for name in self._before if self._is_state(name)})
+            for items in self._prefilled():
+                items.begin(self._body.unsettle)
+            before = {name: self._before[name] for name in self._before if self._is_state(name)}
+            entered = self._body.enter({**before, **self._attributes.begin(variables)})
+            values |= {name: entered[name] for name in before}
+            self._attributes.set({name: entered[name] for name in entered if name not in before})
             self._body.__enter__()
         return tuple(values.get(name, UNBOUND) for name in self.carried)
 
     def _after(self) -> dict[str, Any]:
         """The variables after the kept iterations, for the first iteration or statement that follows them."""
         finals, self._finals = self._finals, None
+        self._attributes.set(finals or {})
         result = {name: value for name, value in (finals or {}).items() if value is not UNBOUND}
         for name in result.keys() & set(self.written):
             # Other variables may hold the container, too.
@@ -457,7 +495,10 @@ class KeptLoop:
         if self._body is not None:
             self._body.__exit__(None, None, None)
             left = (name for name in self.carried if self._is_state(name) and values[name] is not UNBOUND)
-            self._body.leave({name: values[name] for name in left})
+            attributes, has_more = self._attributes.end(values)
+            if has_more:
+                self._body.unsettle()
+            self._body.leave({**{name: values[name] for name in left}, **attributes})
 
     def _is_state(self, name: str) -> bool:
         """Whether iterations carry a variable to the next one: all that they assign, and containers with tensors.
@@ -468,7 +509,12 @@ class KeptLoop:
         before = (self._before or {}).get(name)
         if name in self.written and not isinstance(before, (list, dict, torch.Tensor)):
             raise NotKept("it changes items of an object")
-        return name not in self.written or not isinstance(before, torch.Tensor)
+        return name not in self.written or not isinstance(before, (torch.Tensor, Prefilled))
+
+    def _prefilled(self) -> list[Prefilled]:
+        """The lists whose items the body assigns."""
+        values = (self._before or {}).items()
+        return [value for name, value in values if name in self.written and isinstance(value, Prefilled)]
 
     def append(self, name: str, items: list[Any], value: Any, at_front: bool) -> None:
         """``items.append(value)`` or ``items.insert(0, value)`` in the body."""

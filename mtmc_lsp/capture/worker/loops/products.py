@@ -22,6 +22,53 @@ POSITIONS: dict[Any, Any] = {
 }
 """Functions that return positions, with those that return the values, too."""
 
+VECTOR_PRODUCTS = (
+    *MATRIX_PRODUCTS,
+    torch.mv,
+    torch.Tensor.mv,
+    torch.dot,
+    torch.Tensor.dot,
+    torch.inner,
+    torch.Tensor.inner,
+)
+OUTER_PRODUCTS = (torch.outer, torch.ger, torch.Tensor.outer, torch.Tensor.ger)
+
+
+def vector_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """The result of a product with a vector as a product of matrices of one row; ``None`` if it is another call."""
+    if len(args) != 2 or not all(isinstance(item, torch.Tensor) for item in args):
+        return None
+    left, right = args
+    ranks = left.dim(), right.dim()
+    if function in OUTER_PRODUCTS and ranks == (1, 1):
+        return left.unsqueeze(1) * right
+    if function not in VECTOR_PRODUCTS or left.dtype != right.dtype:
+        return None
+    if ranks == (1, 1):
+        return (left * right).sum(0)
+    if ranks == (2, 1) and function not in (torch.inner, torch.Tensor.inner):
+        return torch.mm(right.unsqueeze(0), left.t()).squeeze(0)
+    if ranks == (1, 2) and function not in (torch.inner, torch.Tensor.inner):
+        return torch.mm(left.unsqueeze(0), right).squeeze(0)
+    return None
+
+
+def padded_by_dimension(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """``F.pad`` of several dimensions as one pad for each of them; ``None`` if it is another call."""
+    if function is not torch.nn.functional.pad or len(args) > 4:
+        return None
+    given = {**dict(zip(("input", "pad", "mode", "value"), args, strict=False)), **kwargs}
+    x, widths, value = given.get("input"), given.get("pad"), given.get("value")
+    if given.get("mode", "constant") != "constant" or not isinstance(widths, (tuple, list)) or x is None:
+        return None
+    pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)]
+    padded = [i for i, pair in enumerate(pairs) if pair != (0, 0)]
+    if len(padded) < 2:
+        return None
+    for i in padded:
+        x = torch.nn.functional.pad(x, (0, 0) * i + pairs[i], value=value)
+    return x
+
 
 def elementwise_product(function: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
     """The result of a product as a multiplication and a sum; ``None`` if it is another call, or combines more elements."""

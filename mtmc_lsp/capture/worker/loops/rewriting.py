@@ -19,51 +19,36 @@ import ast
 import builtins
 import copy
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from types import CodeType, FunctionType
-from typing import Any, TypeGuard
 
+from mtmc_lsp.capture.worker.loops.statements.appends import (
+    CHANGING,
+    LastItems,
+    append_of,
+    ends_of,
+    is_last_item,
+    lists_of,
+    subscripted,
+)
 from mtmc_lsp.capture.worker.loops.statements.forms import (
     LOOP_VARIABLE,
     AppendedItems,
-    changes_only,
+    ListCalls,
     local_lists,
     uses,
     without_continue,
 )
+from mtmc_lsp.capture.worker.loops.statements.names import assigned_names, walk
+from mtmc_lsp.capture.worker.loops.statements.prefilled import assigned_ranges, is_range, prefilled, prefilled_values
 from mtmc_lsp.capture.worker.loops.statements.while_statements import COUNTER, as_for
 from mtmc_lsp.capture.worker.regions.region_function import definition_of
 
 LOOPS = "_mtmc_loops_"
 """The name in ``builtins`` under which rewritten code finds :class:`mtmc_lsp.capture.worker.loops.keeping.Keeper`."""
 ITERATORS = ("range", "reversed", "zip", "enumerate")
-LEAVING = (
-    ast.Break,
-    ast.Continue,
-    ast.Return,
-    ast.Yield,
-    ast.YieldFrom,
-    ast.Await,
-    ast.Try,
-    ast.With,
-    ast.Global,
-    ast.Nonlocal,
-    ast.Delete,
-    ast.Import,
-    ast.ImportFrom,
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.While,
-    ast.AsyncFor,
-)
-"""Statements in the body of a loop that is never kept."""
-SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 NUMBERS = ("float", "int", "min", "max", "abs", "round")
 """Builtins that a body may call with the number of the iteration; likewise the functions of ``math``."""
-CHANGING = frozenset("append extend insert add update setdefault pop popitem remove clear sort reverse discard".split())
-"""Methods that change a Python container."""
 
 
 def rewritten_code(function: FunctionType, first_line: int = 0) -> CodeType | None:
@@ -76,7 +61,9 @@ def rewritten_code(function: FunctionType, first_line: int = 0) -> CodeType | No
         definition, _ = definition_of(function)
     except (ValueError, OSError, SyntaxError):
         return None
-    hidden = _assigned(definition.body) | {item.arg for item in ast.walk(definition.args) if isinstance(item, ast.arg)}
+    hidden = assigned_names(definition.body) | {
+        item.arg for item in ast.walk(definition.args) if isinstance(item, ast.arg)
+    }
     hidden |= {
         name
         for name in (*ITERATORS, *NUMBERS)
@@ -84,10 +71,14 @@ def rewritten_code(function: FunctionType, first_line: int = 0) -> CodeType | No
     }
     modules = {name for name, value in function.__globals__.items() if value is math} - hidden
     rewriter = _Rewriter(hidden, modules, first_line)
+    rewriter.ranges = assigned_ranges(definition.body, hidden)
     rewriter.suite(definition.body)
     if not rewriter.count:
         return None
     definition.decorator_list = []
+    if "list" not in hidden and "list" not in function.__globals__:
+        listed = ast.parse(f"{LOOPS}.listed", mode="eval").body
+        definition.body = [ListCalls(listed).visit(statement) for statement in definition.body]
     try:
         code = _compiled(function, definition)
     except (SyntaxError, ValueError):
@@ -122,37 +113,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _walk(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes in one scope, without the insides of lambdas and comprehensions."""
-    for node in nodes:
-        yield node
-        if not isinstance(node, SCOPES):
-            yield from _walk(list(ast.iter_child_nodes(node)))
-
-
-def _assigned(nodes: Sequence[ast.AST]) -> set[str]:
-    """Names that are assigned in this scope, walrus expressions in comprehensions included."""
-    walked = list(_walk(nodes))
-    # The variables of a rewritten inner loop are those that its own statements assign.
-    generated = {id(item) for node in walked if _is_generated(node) for item in ast.walk(node)}
-    names = {
-        node.id
-        for node in walked
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and id(node) not in generated
-    }
-    walrus = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.NamedExpr))
-    return names | {node.target.id for node in walrus}
-
-
-def _is_generated(node: ast.AST) -> bool:
-    """Whether a statement passes variables into or out of a rewritten loop."""
-    value = node.value if isinstance(node, ast.Assign) else None
-    function = value.func if isinstance(value, ast.Call) else None
-    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
-        return False
-    return function.value.id.startswith(LOOP_VARIABLE) and function.attr in ("enter", "results")
-
-
 class _Rewriter:
     """Rewrites the loops of one function."""
 
@@ -162,6 +122,8 @@ class _Rewriter:
         """Names that are not the builtins of that name."""
         self.modules = modules
         """Names of the module ``math``."""
+        self.ranges: set[str] = set()
+        """Variables that hold a range for a loop."""
         self.count = 0
 
     def suite(self, statements: list[ast.stmt]) -> None:
@@ -179,7 +141,7 @@ class _Rewriter:
                         self.suite(handler.body)
             if isinstance(statement, ast.While) and (counted := as_for(statement, LOOPS)) is not None:
                 before, loop, after = counted
-                if (lists := _lists_of(loop)) is not None:
+                if (lists := lists_of(loop)) is not None:
                     _locate(before, loop)
                     _locate(after, loop)
                     changed += [before, *self._with_last_items(loop), *self._kept(loop, lists), after]
@@ -190,7 +152,14 @@ class _Rewriter:
                 _locate(passing, statement)
                 statement.body.insert(0, passing)
             read, stored = self._with_appended_items(statement) if isinstance(statement, ast.For) else ([], [])
-            lists = _lists_of(statement) if isinstance(statement, ast.For) else None
+            lists = lists_of(statement) if isinstance(statement, ast.For) else None
+            if isinstance(statement, ast.Assign) and is_range(statement.value, self.hidden):
+                target = statement.targets[0]
+                if isinstance(target, ast.Name) and target.id in self.ranges:
+                    statement.value = self._iterable(statement.value)
+                    ast.fix_missing_locations(statement)
+            if "range" not in self.hidden:
+                self._with_filled_lists(statement)
             changed += read
             if isinstance(statement, ast.For) and lists is not None:
                 changed += self._with_last_items(statement)
@@ -206,6 +175,18 @@ class _Rewriter:
             changed += stored
         statements[:] = changed
 
+    @staticmethod
+    def _with_filled_lists(statement: ast.stmt) -> None:
+        """Let a loop fill the lists that a statement creates: ``outs = [None] * T``."""
+        values = prefilled_values(statement)
+        replaced = {id(value): _call("filled_list", list(prefilled(value) or ()), [], value) for value in values}
+        if isinstance(statement, ast.Assign) and values:
+            if id(statement.value) in replaced:
+                statement.value = replaced[id(statement.value)]
+            elif isinstance(statement.value, ast.Tuple):
+                statement.value.elts = [replaced.get(id(item), item) for item in statement.value.elts]
+            ast.fix_missing_locations(statement)
+
     def _with_appended_items(self, loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """Make variables hold the lists of a container to which the loop appends (``outs["h"].append(x)``).
 
@@ -214,10 +195,10 @@ class _Rewriter:
         forms = AppendedItems(self.hidden)
         body = [forms.visit(statement) for statement in copy.deepcopy(loop.body)]
         containers = {item.value.id for item in forms.variables.values() if isinstance(item.value, ast.Name)}
-        if uses(body, containers) or containers & _assigned([loop]):
+        if uses(body, containers) or containers & assigned_names([loop]):
             return [], []
         original, loop.body = loop.body, body
-        if _lists_of(loop) is None:
+        if lists_of(loop) is None:
             loop.body = original
             return [], []
         self.hidden |= forms.variables.keys()
@@ -235,17 +216,17 @@ class _Rewriter:
 
         Returns the statements before the loop that give the variables their values.
         """
-        nodes = list(_walk(loop.body))
+        nodes = list(walk(loop.body))
         local = local_lists(loop.body)
-        ends = {name: end for name, end in _ends(nodes).items() if name not in local}
+        ends = {name: end for name, end in ends_of(nodes).items() if name not in local}
         before: list[ast.stmt] = []
-        for name in sorted({node.value.id for node in nodes if _is_last_item(node, ends)}):  # type: ignore[attr-defined]
+        for name in sorted({node.value.id for node in nodes if is_last_item(node, ends)}):  # type: ignore[attr-defined]
             variable = f"last_{name}"
             while variable in self.hidden:
                 variable = f"_{variable}"
             self.hidden.add(variable)
             before += ast.parse(f"{variable} = {LOOPS}.last({name}, {ends[name]})").body
-            module = _LastItems({name: ends[name]}, variable).visit(ast.Module(loop.body, []))
+            module = LastItems({name: ends[name]}, variable).visit(ast.Module(loop.body, []))
             loop.body = module.body
         for statement in before:
             _locate(statement, loop)
@@ -253,9 +234,9 @@ class _Rewriter:
 
     def _kept(self, loop: ast.For, lists: tuple[str, ...]) -> list[ast.stmt]:
         self.count += 1
-        targets = sorted(_assigned([loop.target]))
-        assigned = {name for name in _assigned(loop.body) if not name.startswith((LOOP_VARIABLE, COUNTER))}
-        written = sorted(_subscripted(loop.body) - set(targets) - assigned)
+        targets = sorted(assigned_names([loop.target]))
+        assigned = {name for name in assigned_names(loop.body) if not name.startswith((LOOP_VARIABLE, COUNTER))}
+        written = sorted(subscripted(loop.body) - set(targets) - assigned)
         carried = sorted((assigned | set(written)) - set(targets) - set(lists))
         variable = f"{LOOP_VARIABLE}{loop.lineno}_{loop.col_offset}_"
         names = ", ".join(repr(tuple(item)) for item in (carried, targets, lists, written))
@@ -267,6 +248,7 @@ class _Rewriter:
         leave = ast.parse(f"{variable}.leave(locals())").body
         loop.body = [*enter, *(_with_appends(item, variable, lists) for item in loop.body), *leave]
         after = _assignment([*carried, *targets, *lists], f"{variable}.results(locals())")
+        _check_objects(loop.body, {*lists, *local_lists(loop.body)})
         numbers = _Numbers(set(NUMBERS) - self.hidden, self.modules)
         loop.body = [numbers.visit(item) for item in loop.body]
         for statement in (*before, *enter, *leave, *after):
@@ -311,115 +293,6 @@ def _locate(statement: ast.stmt, like: ast.stmt) -> None:
     ast.fix_missing_locations(statement)
 
 
-def _subscripted(body: Sequence[ast.AST]) -> set[str]:
-    """Names whose items are assigned: ``out`` of ``out[:, t] = x``."""
-    stored = (node for node in _walk(body) if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load))
-    return {root.id for node in stored if isinstance(root := _root(node), ast.Name)}
-
-
-def _root(node: ast.Subscript) -> ast.expr:
-    """The ``out`` of ``out[i][j]``."""
-    value = node.value
-    while isinstance(value, ast.Subscript):
-        value = value.value
-    return value
-
-
-def _lists_of(loop: ast.For) -> tuple[str, ...] | None:
-    """The lists to which a loop appends; ``None`` if the loop cannot be kept."""
-    nodes = list(_walk(loop.body))
-    if loop.orelse or any(isinstance(node, LEAVING) for node in nodes):
-        return None
-    if any(isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) for node in nodes):
-        return None
-    stored = [node for node in nodes if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)]
-    if any(not isinstance(_root(node), ast.Name) for node in stored):
-        return None
-    local = local_lists(loop.body)
-    appends = [node for node in nodes if isinstance(node, ast.Expr) and _append(node) is not None]
-    appends = [node for node in appends if not changes_only(node.value, local)]
-    ends = _ends(appends)
-    lists = ends.keys()
-    changing = [
-        node
-        for node in nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
-    ]
-    changing = [node for node in changing if not changes_only(node, local)]
-    last = [node for node in nodes if _is_last_item(node, ends)]
-    # Also in lambdas and comprehensions.
-    reads = [node for root in loop.body for node in ast.walk(root) if isinstance(node, ast.Name) and node.id in lists]
-    if len(changing) != len(appends) or len(reads) != len(appends) + len(last) or lists & _assigned([loop]):
-        return None
-    return tuple(sorted(lists))
-
-
-@dataclass(frozen=True)
-class _Append:
-    """``outs.append(x)`` or ``outs.insert(0, x)``."""
-
-    list: str
-    value: ast.expr
-    end: int
-    """The index of the item afterwards."""
-
-
-def _append(statement: ast.AST) -> _Append | None:
-    """The statement as an append."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.keywords:
-        return None
-    if not isinstance(call.func.value, ast.Name):
-        return None
-    name = call.func.value.id
-    if call.func.attr == "append" and len(call.args) == 1:
-        return _Append(name, call.args[0], -1)
-    if call.func.attr == "insert" and len(call.args) == 2 and ast.unparse(call.args[0]) == "0":
-        return _Append(name, call.args[1], 0)
-    return None
-
-
-def _ends(nodes: Sequence[ast.AST]) -> dict[str, int]:
-    """The lists that are appended to, and the index of the item that was appended last."""
-    return {item.list: item.end for node in nodes if (item := _append(node)) is not None}
-
-
-def _is_last_item(node: ast.AST, ends: Mapping[str, int]) -> TypeGuard[ast.Subscript]:
-    """Whether the node reads the item that was appended last: ``outs[-1]``."""
-    if (
-        not isinstance(node, ast.Subscript)
-        or not isinstance(node.ctx, ast.Load)
-        or not isinstance(node.value, ast.Name)
-    ):
-        return False
-    name = node.value.id
-    return name in ends and ast.unparse(node.slice) == str(ends[name])
-
-
-class _LastItems(ast.NodeTransformer):
-    """Makes a variable hold the item of a list that was appended last, and reads the variable instead."""
-
-    def __init__(self, ends: Mapping[str, int], variable: str) -> None:
-        self._ends, self._variable = ends, variable
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        """Read the variable."""
-        if not _is_last_item(node, self._ends):
-            return self.generic_visit(node)  # type: ignore[return-value]
-        return ast.copy_location(ast.Name(self._variable, ast.Load()), node)
-
-    def visit_Expr(self, node: ast.Expr) -> list[ast.stmt]:
-        """Assign the variable before the append."""
-        node.value = self.visit(node.value)
-        appended = _append(node)
-        if appended is None or appended.list not in self._ends:
-            return [node]
-        assignment = ast.Assign([ast.Name(self._variable, ast.Store())], appended.value)
-        call: Any = node.value
-        call.args[-1] = ast.Name(self._variable, ast.Load())
-        return [ast.fix_missing_locations(ast.copy_location(each, node)) for each in (assignment, node)]
-
-
 class _Numbers(ast.NodeTransformer):
     """Lets functions of numbers take the number of the iteration: ``LOOPS.call(float, t)`` for ``float(t)``."""
 
@@ -435,10 +308,20 @@ class _Numbers(ast.NodeTransformer):
         return _call("call", [function, *node.args], node.keywords, node) if is_builtin or is_math else node
 
 
+def _check_objects(body: Sequence[ast.stmt], lists: Collection[str]) -> None:
+    """Let a run refuse methods of Python containers: ``LOOPS.object(average).update(x)``."""
+    for node in (item for statement in body for item in ast.walk(statement)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+            owner = node.func.value
+            if isinstance(owner, ast.Name) and not owner.id.startswith(LOOP_VARIABLE) and owner.id not in lists:
+                node.func.value = _call("object", [owner], [], owner)
+                ast.fix_missing_locations(node)
+
+
 def _with_appends(statement: ast.stmt, variable: str, lists: Collection[str]) -> ast.stmt:
     """The statement with its appends to these lists as calls of the loop."""
     for node in ast.walk(statement):
-        if isinstance(node, ast.Expr) and (appended := _append(node)) is not None and appended.list in lists:
+        if isinstance(node, ast.Expr) and (appended := append_of(node)) is not None and appended.list in lists:
             items = ast.Name(appended.list, ast.Load())
             arguments = [ast.Constant(appended.list), items, appended.value, ast.Constant(appended.end == 0)]
             function = ast.Attribute(ast.Name(variable, ast.Load()), "append", ast.Load())

@@ -76,6 +76,33 @@ def has_step(index: Any) -> bool:
     return isinstance(index, Changing)
 
 
+MOST_OF_WINDOW = 32
+"""Steps of a window that an iteration reads."""
+
+
+def window_of(index: Any) -> tuple[list[Any], int] | None:
+    """The indices of the slices of length 1 of a window (``x[:, t - 3 : t + 1]``), and the dimension to join them along.
+
+    Returns ``None`` for an index of one position.
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    places = [i for i, item in enumerate(items) if has_step(item)]
+    item = items[places[0]] if len(places) == 1 else None
+    if not isinstance(item, slice) or item.step not in (None, 1):
+        return None
+    if not (isinstance(item.start, Step) and isinstance(item.stop, Step)) or isinstance(item.step, torch.SymInt):
+        return None
+    length = next((k for k in range(2, MOST_OF_WINDOW + 1) if item.stop.same(item.start + k)), 0)
+    place = places[0]
+    kept = [other is None or isinstance(other, slice) for other in items]
+    if not length or any(isinstance(other, torch.Tensor) for other in items):
+        return None
+    follows_ellipsis = any(other is Ellipsis for other in items[:place])
+    dim = -1 - sum(kept[place + 1 :]) if follows_ellipsis else sum(kept[:place])
+    starts = [item.start + k for k in range(length)]
+    return [(*items[:place], slice(at, at + 1), *items[place + 1 :]) for at in starts], dim
+
+
 def targets(function: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors that a torch call changes in place."""
     name = str(getattr(function, "__name__", ""))

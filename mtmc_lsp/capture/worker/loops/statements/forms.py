@@ -105,3 +105,17 @@ def changes_only(call: ast.AST, lists: Collection[str]) -> bool:
         first = call.args[0] if call.args else None
         return isinstance(first, ast.Constant) and first.value in lists
     return owner.id in lists
+
+
+class ListCalls(ast.NodeTransformer):
+    """Writes ``list(items)`` as a call that leaves the list of a kept loop as it is."""
+
+    def __init__(self, function: ast.expr) -> None:
+        self._function = function
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """``list(reversed(outs))``."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "list" and len(node.args) == 1 and not node.keywords:
+            node.func = ast.copy_location(self._function, node.func)
+        return ast.fix_missing_locations(node)

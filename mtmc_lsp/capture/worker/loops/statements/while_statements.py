@@ -25,8 +25,8 @@ def as_for(loop: ast.While, namespace: str) -> tuple[ast.stmt, ast.For, ast.stmt
 
     The counter must be compared with a bound that no iteration assigns, and the last statement of the body must add a constant.
     """
-    increment = loop.body[-1]
-    if loop.orelse or not isinstance(increment, ast.AugAssign) or not isinstance(increment.target, ast.Name):
+    increment = _as_augmented(loop.body[-1])
+    if loop.orelse or increment is None or not isinstance(increment.target, ast.Name):
         return None
     counter, step = increment.target.id, _step(increment)
     condition = _condition(loop.test, counter)
@@ -44,6 +44,23 @@ def as_for(loop: ast.While, namespace: str) -> tuple[ast.stmt, ast.For, ast.stmt
     iterable = ast.copy_location(ast.Name(variable, ast.Load()), loop.test)
     result = ast.copy_location(ast.For(target, iterable, loop.body[:-1], []), loop)
     return before, result, ast.parse(f"{counter} = {variable}.after").body[0]
+
+
+def _as_augmented(statement: ast.stmt) -> ast.AugAssign | None:
+    """``t += 1`` for ``t = t + 1``, ``t = 1 + t`` and ``t = t - 1``."""
+    if isinstance(statement, ast.AugAssign):
+        return statement
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target, value = statement.targets[0], statement.value
+    if not isinstance(target, ast.Name) or not isinstance(value, ast.BinOp):
+        return None
+    left, right = value.left, value.right
+    if isinstance(value.op, ast.Add) and isinstance(left, ast.Constant):
+        left, right = right, left
+    if not isinstance(left, ast.Name) or left.id != target.id:
+        return None
+    return ast.copy_location(ast.AugAssign(target, value.op, right), statement)
 
 
 def _step(increment: ast.AugAssign) -> int | None:
