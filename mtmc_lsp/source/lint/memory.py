@@ -146,8 +146,8 @@ def _overflow(kernel: Kernel, products: list[tuple[Node, Node]]) -> Finding:
     program_id, first = min(products, key=lambda item: item[1].start_byte)
     more = len(products) - 1
     subject = f"`{text_of(first)}` and {more} more are" if more else f"`{text_of(first)}` is"
-    problem = "computed in 32 bits and overflows for tensors with 2^31 elements or more"
-    message = f"{subject} {problem}; convert the program id to 64 bits"
+    overflows = f"{'overflow' if more else 'overflows'} for tensors with 2^31 elements or more"
+    message = f"{subject} computed in 32 bits and {overflows}; convert the program id to 64 bits"
     fix = Fix("Convert to 64 bits", program_id.start_byte, program_id.end_byte, f"{text_of(program_id)}.to(tl.int64)")
     has_tl = kernel.context.imports.get("tl") == "triton.language"
     return finding_at("int32-offset", Severity.HINT, first, message, fix if has_tl else None)
