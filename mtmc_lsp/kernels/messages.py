@@ -69,12 +69,16 @@ class TraceCase:
     sizes: Mapping[str, int]
     distribution: str = "normal"
     seed: int = 0
+    has_distinct_integers: bool = False
+    """Whether the elements of each integer tensor differ, as far as its range allows: equal indices make programs store to one
+    element, which callers of many kernels rule out."""
 
     @property
     def text(self) -> str:
         """A description with the names of the sizes."""
         parts = [f"{name}={value}" for name, value in self.sizes.items()]
-        return ", ".join([*parts, *([] if self.distribution == "normal" else [self.distribution])])
+        parts += [] if self.distribution == "normal" else [self.distribution]
+        return ", ".join([*parts, *(["distinct integers"] if self.has_distinct_integers else [])])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ REMEDY = "A problem is a class `Model` or a function above `get_inputs`, or a fu
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: a file of KernelBench's format (``Model``, ``get_inputs``), a function with ``get_inputs``, or a target with a workload directive."""
+    """One problem: ``Model`` or a function with ``get_inputs``, as in KernelBench's format, or a target with a directive."""
 
     name: str
     """The file's path in the suite without ``.py``, then ``::`` and the target if it is not ``Model``."""

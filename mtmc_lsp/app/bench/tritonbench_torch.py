@@ -1,4 +1,4 @@
-"""TritonBench-T: its PyTorch functions as targets, with the inputs of their tests as workloads, and its tests on what is delivered.
+"""TritonBench-T: its PyTorch functions as targets with the inputs of their tests, and its tests on what is delivered.
 
 The tests return their results; few of them print. So the delivered functions run in the test, and its results are compared with
 those of the original functions, which is stricter than the suite's comparison of printed text.
@@ -134,7 +134,9 @@ def _problem(file: _File, python: str, server: ForkServer) -> str:
             return _with_directive(file.code, chosen, recorded.directive)
         if call.values:
             return _with_inputs(file.code, chosen, call.values)
-        problems.append(recorded.unusable or "its inputs need the values of the test, which are no positional arguments")
+        problems.append(
+            recorded.unusable or "its inputs need the values of the test, which are no positional arguments"
+        )
     raise RequestError(problems[0])
 
 
@@ -177,7 +179,11 @@ def evaluate(path: Path, problems: Sequence[Problem], results: Path, python: str
             record = records.get(problem.name, {})
             run = store.result(str(record["id"])) if record.get("id") else None
             is_changed = run is not None and bool(run.final.diff)
-            row: dict[str, Any] = {"problem": problem.name, "status": record.get("status", "not_run"), "changed": is_changed}
+            row: dict[str, Any] = {
+                "problem": problem.name,
+                "status": record.get("status", "not_run"),
+                "changed": is_changed,
+            }
             file = _read(files[problem.path.name])
             code = run.final.source if run is not None and is_changed else problem.path.read_text(encoding="utf-8")
             yield row | _judged(file, code, folder, python, server)

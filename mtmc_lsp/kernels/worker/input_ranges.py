@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torch.utils._pytree import tree_leaves
 from mtmc_lsp.capture.recorded_calls import argument_spec
 from mtmc_lsp.capture.worker.arguments.values import argument_values, seed_torch
 from mtmc_lsp.core.dtypes import is_float
+from mtmc_lsp.core.workload import ArgumentSpec
 from mtmc_lsp.kernels.messages import CallInputs
 
-SEEDS = (1, 2)
-"""Two draws: one alone may be valid by chance."""
+DRAWS = ((1, False), (2, False), (3, True), (4, True))
+"""Seeds, and whether floats without a range are uniform within ``SPREAD``: a few normal values may be valid by chance."""
+SPREAD = 3.0
 
 
 def classify(function: Callable[..., Any], record: dict[str, Any], is_finite: bool) -> CallInputs:
@@ -67,8 +70,9 @@ def _is_valid(function: Callable[..., Any], record: Mapping[str, Any], is_finite
     """Whether the function accepts generated inputs, and its results are as finite as those of the test."""
     try:
         specs = [argument_spec(item) for item in json.loads(json.dumps(record["arguments"]))]
-        for seed in SEEDS:
-            values = argument_values(inspect.getmodule(function) or inspect, specs, {}, "cpu", seed)
+        for seed, is_wide in DRAWS:
+            drawn = [_widened(spec) for spec in specs] if is_wide else specs
+            values = argument_values(inspect.getmodule(function) or inspect, drawn, {}, "cpu", seed)
             bound = inspect.BoundArguments(inspect.signature(function), values)  # type: ignore[arg-type]
             seed_torch(seed)
             with torch.no_grad():
@@ -78,6 +82,13 @@ def _is_valid(function: Callable[..., Any], record: Mapping[str, Any], is_finite
     except Exception:  # the user's code raises anything
         return False
     return True
+
+
+def _widened(spec: ArgumentSpec) -> ArgumentSpec:
+    tensor = spec.tensor
+    if tensor is not None and tensor.low is None and is_float(tensor.dtype):
+        tensor = replace(tensor, low=-SPREAD, high=SPREAD)
+    return replace(spec, tensor=tensor, items=tuple(map(_widened, spec.items)))
 
 
 def has_finite_values(result: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The tests of a suite of PyTorch functions: the calls that they make, and their results with delivered files. Runs in workers."""
+"""The tests of a suite of functions: the calls that they make, and their results with delivered files. Runs in workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from mtmc_lsp.kernels.messages import (
-    CallInputs,
     SuiteCall,
     SuiteRecordAnswer,
     SuiteRecordRequest,
@@ -30,6 +29,7 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-3
 """Largest difference of floats: results of 32 bits with another order of sums."""
 COARSE = 2e-2
 """The same for floats of 16 bits and less."""
+FURTHER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 LONGEST_VALUES = 1 << 16
 """Characters of the values of a call, as text in a file."""
 
@@ -88,8 +88,13 @@ def _observed(
 def _values(signature: inspect.Signature, arguments: dict[str, Any]) -> tuple[str, ...]:
     """The positional arguments with their values; empty if others are needed, or one has no expression."""
     texts: list[str] = []
+    parameters = signature.parameters
+    given = [name for name, value in arguments.items() if value is not parameters[name].default]
     for name, value in arguments.items():
-        parameter = signature.parameters[name]
+        parameter = parameters[name]
+        if not given or (parameter.kind not in FURTHER and [*arguments].index(name) > [*arguments].index(given[-1])):
+            # Defaults at the end: no directive and no capture needs kinds such as a layout.
+            break
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             parts: list[Any] = list(value)
         elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):

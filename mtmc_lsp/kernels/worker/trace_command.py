@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -16,10 +17,10 @@ from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
 from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
 from mtmc_lsp.kernels.worker.hooks import observing
-from mtmc_lsp.kernels.worker.launch_call import kernel_call
+from mtmc_lsp.kernels.worker.launch_call import can_be_distinct, case_call, kernel_call
 from mtmc_lsp.kernels.worker.memory import Memory
 from mtmc_lsp.kernels.worker.observer import Observer
-from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
+from mtmc_lsp.kernels.worker.results import difference, tensors_of
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import poison_new_memory, use_one_thread
 
@@ -59,6 +60,11 @@ def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) 
         return CaseTrace(case, refusal=TOO_LONG, steps=observer.steps)
     if isinstance(result, Exception):
         return _failed(observer, result, module, case)
+    if _races_by_indices(observer, module, request, case):
+        distinct = replace(case, has_distinct_integers=True)
+        trace = _traced(module, expected, request, distinct)
+        if not any(fault.kind is FaultKind.RACE for fault in trace.faults):
+            return trace
     results = tensors_of(result)
     faults = list(observer.faults.values())
     if observer.undefined and not request.most_programs:
@@ -71,6 +77,18 @@ def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) 
     if (not faults or request.compares_faulty) and not request.most_programs:
         faults += _wrong_values(expected, request, case, results, observer.kernel)
     return CaseTrace(case, tuple(faults), "", observer.accesses, tuple(observer.launches), observer.steps)
+
+
+def _races_by_indices(observer: Observer, module: Any, request: TraceRequest, case: TraceCase) -> bool:
+    """Whether programs store to one element, and equal integers among the arguments may be why.
+
+    A reference decides what equal indices give. Without one, the caller may rule them out, as for slots of a cache.
+    """
+    if request.reference is not None or case.has_distinct_integers or request.workload.source is WorkloadSource.SCRIPT:
+        return False
+    if request.most_programs or not any(fault.kind is FaultKind.RACE for fault in observer.faults.values()):
+        return False
+    return can_be_distinct(_call(module, request.workload, case), request.workload, case)
 
 
 def _observed(module: Any, request: TraceRequest, case: TraceCase, *, fills_lanes: bool) -> tuple[Observer, Any]:
@@ -98,12 +116,7 @@ def _call(module: Any, workload: Workload, case: TraceCase, *, has_values: bool 
         # Gigabytes of memory that nothing touches cost nothing; only indices need values.
         indices = [path for path, tensor in workload.tensors.items() if "int" in tensor.dtype]
         return kernel_call(module, workload, "cpu", case.sizes, values=False, read=indices, blank=uninitialised)
-    call = kernel_call(module, workload, "cpu", case.sizes, case.seed)
-    for value in call.values:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            with torch.no_grad():
-                distribute(value, case.distribution)
-    return call
+    return case_call(module, workload, "cpu", case)
 
 
 def _failed(observer: Observer, error: Exception, module: Any, case: TraceCase) -> CaseTrace:

@@ -48,6 +48,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _read_scalars_as_integers,
         _ignore_nan_in_extremes,
         _make_tiles_of_masks,
+        _accept_other_names,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -263,3 +264,31 @@ def _with_tile(interpreter: Any, original: Any) -> Any:
         return pointers, masks if is_tile else interpreter.TensorHandle(masks, interpreter.tl.int1)
 
     return materialize_pointers
+
+
+def _accept_other_names(interpreter: Any, replace: Any) -> None:
+    """Let kernels call functions of ``triton.language`` by names of their file: ``exp = tl.math.exp``, ``from ... import load``.
+
+    The interpreter replaces attributes of ``triton.language`` alone, for the time of a launch.
+    """
+    tl, original = interpreter.tl, interpreter.InterpretedFunction.rewrite
+
+    def forwarded(place: Any, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(place, name)(*args, **kwargs)
+
+        return call
+
+    def rewrite(self: Any) -> Any:
+        names = self.fn.__globals__
+        for name, value in [*names.items()]:
+            known, home = getattr(value, "__name__", ""), getattr(value, "__module__", "")
+            places = [tl, tl.math] if tl.core.is_builtin(value) else []
+            # A file may load its copy of libdevice, as versions of Triton have it in different places.
+            places += [importlib.import_module(home)] if home in LIBDEVICE else []
+            place = next((item for item in places if hasattr(item, known)), None)
+            if place is not None:
+                names[name] = forwarded(place, known)
+        return original(self)
+
+    replace(interpreter.InterpretedFunction, "rewrite", rewrite)
