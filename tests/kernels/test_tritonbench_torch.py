@@ -33,6 +33,7 @@ FILES = {
         "nested(torch.tensor([0.25, 4.0]))",
     ),
     "partly": ("def partly(x, y):\n    return x / y.reshape(-1)", "partly(torch.ones(2), torch.ones(2))"),
+    "kernel": ("def kernel(x):\n    return x + 1", "kernel(torch.tensor([1.0, -2.0], device='cuda'))"),
     "drawn": ("def drawn(x):\n    return torch.dropout(x, 0.5, True)", "drawn(torch.ones(64))"),
 }
 
@@ -42,7 +43,7 @@ def suite(folder: Path, names: list[str], further: str = "") -> Path:
     files.mkdir()
     for name in names:
         code, call = FILES[name]
-        test = f"def test_{name}():\n    results = {{}}\n    results['one'] = {call}\n{further}    return results\n"
+        test = f"def test_{name}():\n    results = {{}}\n    import {name} as file\n    results['one'] = file.{call}\n{further}    return results\n"
         text = f"import torch\n\n\n{code}\n\n\n{SEPARATOR}\n\nimport torch\n\n{test}\ntest_results = test_{name}()\n"
         (files / f"{name}.py").write_text(text)
     return folder
@@ -96,6 +97,16 @@ def test_calls_before_a_failing_one_are_used(tmp_path: Path) -> None:
     assert "y=f32[2]" in written[0].read_text()
 
 
+KERNEL = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+"""
 CHANGES = {
     "plain": ("torch.tanh(x)", "torch.sinh(x) / torch.cosh(x)"),
     "domain": ("torch.asin(x)", "torch.asin(x) + 0.01"),
@@ -103,6 +114,7 @@ CHANGES = {
     "factor": ("torch.linalg.cholesky(a)", "torch.nothing(a)"),
     "drawn": ("torch.dropout(x, 0.5, True)", "x * 2 * (torch.rand(64) < 0.5)"),
     "typed": ("def get_inputs", "def other_inputs"),
+    "kernel": ("import torch\n", KERNEL + "\n\n"),
 }
 
 
@@ -118,7 +130,9 @@ def judged(problems: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
     folder.mkdir()
     for name, (before, after) in CHANGES.items():
         assert before in problems[name]
-        (folder / f"{name}.py").write_text(problems[name].replace(before, after))
+        text = problems[name].replace(before, after)
+        launch = "y = torch.empty_like(x)\n    add_one[(1,)](x, y, x.numel(), BLOCK=16)\n    return y"
+        (folder / f"{name}.py").write_text(text.replace("return x + 1", launch))
     rows = evaluate(root, problems_of(folder), root / "results.jsonl", sys.executable)
     return {row["problem"].partition("::")[0]: row for row in rows}
 
@@ -132,8 +146,9 @@ def judged(problems: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
         ("factor", False, False),
         ("drawn", True, None),
         ("typed", True, True),
+        ("kernel", True, True),
     ],
-    ids=["equal", "other values", "another dtype", "an exception", "random", "unchanged"],
+    ids=["equal", "other values", "another dtype", "an exception", "random", "unchanged", "a kernel"],
 )
 def test_the_test_of_a_file_judges_what_is_delivered(
     judged: dict[str, dict[str, Any]], name: str, call: bool, execution: bool | None

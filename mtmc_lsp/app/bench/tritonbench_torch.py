@@ -20,7 +20,7 @@ from mtmc_lsp.capture.recorded_calls import RecordedCall, merge_records
 from mtmc_lsp.core.errors import MtmcError, RequestError
 from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.kernels.messages import CallInputs, SuiteCall, SuiteRecordRequest, SuiteTestRequest
-from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV, ForkServer
+from mtmc_lsp.process.fork_server import HIDDEN_GPU, INTERPRETER_ENV, ForkServer, likely_variables
 from mtmc_lsp.process.gpu_lock import lock_folder
 from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.project_files import FOLDER
@@ -174,7 +174,7 @@ def evaluate(path: Path, problems: Sequence[Problem], results: Path, python: str
     files = {file.name: file for file in suite_files(path)}
     folder = results.resolve().with_suffix(".delivered")
     folder.mkdir(parents=True, exist_ok=True)
-    with ForkServer(python, preload=True) as server, Store(results.resolve().parent / FOLDER) as store:
+    with ForkServer(python, likely_variables(), preload=True) as server, Store(results.resolve().parent / FOLDER) as store:
         for problem in problems:
             record = records.get(problem.name, {})
             run = store.result(str(record["id"])) if record.get("id") else None
@@ -197,7 +197,7 @@ def _judged(file: _File, code: str, folder: Path, python: str, server: ForkServe
     with tempfile.TemporaryDirectory() as temporary:
         original = Path(temporary) / file.path.name
         original.write_bytes(without_driver_calls(file.text.encode(), [file.test]))
-        with Worker(python, cwd=temporary, fork_server=server) as worker:
+        with Worker(python, cwd=temporary, env=likely_variables(), fork_server=server) as worker:
             try:
                 gpu = worker.call(StartRequest(gpu=True), TEST_SECONDS).gpu
                 lock = GpuLock(gpu, lock_folder(gpu)) if gpu else None

@@ -18,6 +18,8 @@ OTHER_NAME = {
     "cyl_bessel_i1": "special.i1", "llrint": "round", "rcp_rn": "reciprocal",
 }  # fmt: skip
 """libdevice functions, with the torch functions that compute the same."""
+WRITTEN_OUT = ("round", "exp10", "fma")
+"""Those that torch computes by several functions."""
 LIBDEVICE = ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice")
 
 
@@ -174,6 +176,11 @@ def _define_libdevice(interpreter: Any, replace: Any) -> None:
     """Implement libdevice functions, which the interpreter lacks, by torch."""
     import torch
 
+    def rounded(value: Any) -> Any:
+        # In C, halves are rounded away from zero.
+        return torch.copysign(torch.floor(value.abs() + 0.5), value)
+
+    written_out = {"round": rounded, "exp10": lambda value: torch.pow(10.0, value), "fma": lambda a, b, c: a * b + c}
     names = {**{name: name for name in SAME_NAME}, **OTHER_NAME}
     for module_name in LIBDEVICE:
         with contextlib.suppress(ImportError):
@@ -182,6 +189,9 @@ def _define_libdevice(interpreter: Any, replace: Any) -> None:
                 function: Any = torch
                 for part in path.split("."):
                     function = getattr(function, part)
+                if hasattr(module, name):
+                    replace(module, name, _by_torch(interpreter, function))
+            for name, function in written_out.items():
                 if hasattr(module, name):
                     replace(module, name, _by_torch(interpreter, function))
 
