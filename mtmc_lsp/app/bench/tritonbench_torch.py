@@ -174,7 +174,10 @@ def evaluate(path: Path, problems: Sequence[Problem], results: Path, python: str
     files = {file.name: file for file in suite_files(path)}
     folder = results.resolve().with_suffix(".delivered")
     folder.mkdir(parents=True, exist_ok=True)
-    with ForkServer(python, likely_variables(), preload=True) as server, Store(results.resolve().parent / FOLDER) as store:
+    with (
+        ForkServer(python, likely_variables(), preload=True) as server,
+        Store(results.resolve().parent / FOLDER) as store,
+    ):
         for problem in problems:
             record = records.get(problem.name, {})
             run = store.result(str(record["id"])) if record.get("id") else None

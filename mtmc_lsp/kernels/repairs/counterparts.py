@@ -83,9 +83,28 @@ def advance_repairs(site: Site) -> Iterator[Repair]:
         for name in names_in(_terms(pointer)[0])
     )
     text = site.text
+    read = {text_of(node) for node in walk(site.kernel.body) if node.type == "identifier"}
+    # A stride that nothing reads tells by what the pointer was moved.
+    unread = [
+        name for name, parameter in site.kernel.parameters.items() if name not in read and not parameter.is_constexpr
+    ]
     for name in used:
         if name in moved or name not in site.kernel.parameters:
             continue
+        for number, step in enumerate(steps[::-1] if unread else ()):
+            start, end = line_start(text, step.start_byte), text.find(b"\n", step.end_byte) + 1
+            right = field(step, "right")
+            strides = (
+                [node for node in walk(right) if text_of(node) in site.kernel.parameters] if right is not None else []
+            )
+            for stride in strides if right is not None and end else ():
+                first, last = stride.start_byte - right.start_byte, stride.end_byte - right.start_byte
+                whole = text_of(right).encode()
+                for other in unread:
+                    amount = (whole[:first] + other.encode() + whole[last:]).decode()
+                    line = f"{text[start : step.start_byte].decode()}{name} += {amount}\n"
+                    title = f"Move {name} as the other pointers, by {other}"
+                    yield repair(title, step, MOVED, Edit(end, end, line), rank=number)
         for rank, step in enumerate(steps[::-1]):
             start, end = line_start(text, step.start_byte), text.find(b"\n", step.end_byte) + 1
             if not end:

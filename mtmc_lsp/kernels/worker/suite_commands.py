@@ -163,7 +163,7 @@ def _difference(got: Any, expected: Any) -> str:
     theirs, other = tree_flatten(expected)
     if shape != other:
         return "the results have another structure"
-    for place, (one, two) in enumerate(zip(ours, theirs, strict=True), 1):
+    for place, (one, two) in enumerate(zip(map(_as_tensor, ours), map(_as_tensor, theirs), strict=True), 1):
         if not isinstance(two, torch.Tensor):
             if isinstance(two, torch.nn.Module) or callable(two) or one == two or (one != one and two != two):
                 continue
@@ -180,6 +180,11 @@ def _difference(got: Any, expected: Any) -> str:
         if not torch.allclose(one, two, rtol=relative, atol=absolute, equal_nan=True):
             return f"result {place} has other values"
     return ""
+
+
+def _as_tensor(value: Any) -> Any:
+    """An array of NumPy as a tensor; other values as they are."""
+    return torch.as_tensor(value) if type(value).__module__ == "numpy" else value
 
 
 def _text(error: Exception) -> str:

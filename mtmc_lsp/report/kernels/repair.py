@@ -38,7 +38,8 @@ def show_repair(out: Console, report: RepairReport, backup: Path | None, run: st
         text = f"line {item.line}: {item.finding.message} ({item.finding.code})"
         show(out, text, first=Text.assemble(SKIPPED, " "))
     for made in report.result.repairs:
-        show(out, f"line {made.line}: {made.title}", first=Text.assemble(RIGHT, " repair, "))
+        first = Text.assemble(RIGHT, " repair, ") if report.is_repaired else Text.assemble(SKIPPED, " not enough, ")
+        show(out, f"line {made.line}: {made.title}", first=first)
     if report.diff:
         out.print()
         out.print(coloured(report.diff), soft_wrap=True, end="")
