@@ -189,7 +189,7 @@ def evaluate(path: Path, problems: Sequence[Problem], results: Path, python: str
             }
             file = _read(files[problem.path.name])
             code = run.final.source if run is not None and is_changed else problem.path.read_text(encoding="utf-8")
-            yield row | _judged(file, code, folder, python, server)
+            yield {**row, **_judged(file, code, folder, python, server)}
 
 
 def _judged(file: _File, code: str, folder: Path, python: str, server: ForkServer) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tree_sitter import Node
 
@@ -92,19 +92,10 @@ def advance_repairs(site: Site) -> Iterator[Repair]:
         if name in moved or name not in site.kernel.parameters:
             continue
         for number, step in enumerate(steps[::-1] if unread else ()):
-            start, end = line_start(text, step.start_byte), text.find(b"\n", step.end_byte) + 1
-            right = field(step, "right")
-            strides = (
-                [node for node in walk(right) if text_of(node) in site.kernel.parameters] if right is not None else []
-            )
-            for stride in strides if right is not None and end else ():
-                first, last = stride.start_byte - right.start_byte, stride.end_byte - right.start_byte
-                whole = text_of(right).encode()
-                for other in unread:
-                    amount = (whole[:first] + other.encode() + whole[last:]).decode()
-                    line = f"{text[start : step.start_byte].decode()}{name} += {amount}\n"
-                    title = f"Move {name} as the other pointers, by {other}"
-                    yield repair(title, step, MOVED, Edit(end, end, line), rank=number)
+            for other, line in _moves(site, step, name, unread):
+                title = f"Move {name} as the other pointers, by {other}"
+                at = text.find(b"\n", step.end_byte) + 1
+                yield repair(title, step, MOVED, Edit(at, at, line), rank=number)
         for rank, step in enumerate(steps[::-1]):
             start, end = line_start(text, step.start_byte), text.find(b"\n", step.end_byte) + 1
             if not end:
@@ -112,6 +103,20 @@ def advance_repairs(site: Site) -> Iterator[Repair]:
             indent = text[start : step.start_byte].decode()
             line = f"{indent}{name} += {text_of(field(step, 'right'))}\n"
             yield repair(f"Move {name} as the other pointers", step, MOVED, Edit(end, end, line), rank=2 + rank)
+
+
+def _moves(site: Site, step: Node, name: str, strides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Lines that move another pointer like a statement does, by another stride; with the stride."""
+    start, right = line_start(site.text, step.start_byte), field(step, "right")
+    if right is None or b"\n" not in site.text[step.end_byte :]:
+        return
+    indent, whole = site.text[start : step.start_byte].decode(), text_of(right).encode()
+    for node in walk(right):
+        if text_of(node) in site.kernel.parameters:
+            first, last = node.start_byte - right.start_byte, node.end_byte - right.start_byte
+            for other in strides:
+                amount = (whole[:first] + other.encode() + whole[last:]).decode()
+                yield other, f"{indent}{name} += {amount}\n"
 
 
 def _terms(node: Node) -> list[Node]:

@@ -73,7 +73,7 @@ def _is_valid(function: Callable[..., Any], record: Mapping[str, Any], is_finite
         for seed, is_wide in DRAWS:
             drawn = [_widened(spec) for spec in specs] if is_wide else specs
             values = argument_values(inspect.getmodule(function) or inspect, drawn, {}, "cpu", seed)
-            bound = inspect.BoundArguments(inspect.signature(function), values)  # type: ignore[arg-type]
+            bound = inspect.BoundArguments(inspect.signature(function), values)
             seed_torch(seed)
             with torch.no_grad():
                 result = function(*bound.args, **bound.kwargs)
