@@ -286,3 +286,34 @@ def k(index_ptr, x_ptr, n, BLOCK: tl.constexpr):
     found = [finding for chunk in outline.chunks for finding in check(chunk.text, context)]
     fixes = [finding.fix.new for finding in found if finding.code == "unmasked-access" and finding.fix is not None]
     assert fixes == [", mask=at < n, other=0.0"]
+
+
+HALVES = (
+    HEAD
+    + """@triton.jit
+def k(x_ptr, y_ptr, D, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    a = tl.load(x_ptr + row * 2 * D + at, mask=at < D, other=0.0)
+    b = tl.load(x_ptr + row * 2 * D + D + at, mask=at < D, other=0.0)
+    tl.store(y_ptr + row * D + at, a * b, mask=at < D)
+
+
+def reference(y, x):
+    d = y.shape[-1]
+    y.copy_(x[:, :d] * x[:, d:])
+
+
+# mtmc: y=f32[T,D] x=f32[T,2*D] T=64 D=512 reference=reference
+def launch(y, x):
+    k[(x.shape[0],)](x, y, y.shape[1], BLOCK=triton.next_power_of_2(y.shape[1]))
+"""
+)
+
+
+def test_sizes_that_the_reference_depends_on_stay_when_others_are_reduced(tmp_path: Path) -> None:
+    with session_of(tmp_path, HALVES) as session:
+        report = repair_kernel(session)
+    assert report.was_sound, report.summary
+    assert report.verdict is not None
+    assert report.verdict.is_correct

@@ -12,6 +12,7 @@ from mtmc_lsp.app.bench.suite import Problem, problems_of_file
 from mtmc_lsp.app.bench.tritonbench import SEPARATOR
 from mtmc_lsp.app.bench.tritonbench_torch import evaluate, write_problems
 from mtmc_lsp.capture.recorded_calls import argument_spec
+from tests.cli.runner import mtmc
 
 FILES = {
     "plain": ("def plain(x):\n    return torch.tanh(x)", "plain(torch.tensor([-1.0, 2.0]))"),
@@ -164,3 +165,9 @@ def test_a_size_object_is_recorded_as_a_tuple() -> None:
 
     record = argument_record("size", torch.Size([2, 3]), torch)
     assert [item.constant for item in argument_spec(record).items] == [2, 3]
+
+
+def test_a_result_that_reads_no_tensor_is_no_kernel(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("# mtmc: x=f32[4]\ndef f(x):\n    return x.sum().std(correction=1)\n")
+    answer = mtmc(tmp_path, "optimize", "model.py::f", "--json", CUDA_VISIBLE_DEVICES="")
+    assert answer.document["status"] == "no_gain", answer.err
