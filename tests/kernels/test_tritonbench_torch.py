@@ -168,6 +168,7 @@ def test_a_size_object_is_recorded_as_a_tuple() -> None:
 
 
 def test_a_result_that_reads_no_tensor_is_no_kernel(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("# mtmc: x=f32[4]\ndef f(x):\n    return x.sum().std(correction=1)\n")
+    body = "    return torch.ones(4, device=x.device).exp() * 2.0\n"
+    (tmp_path / "model.py").write_text(f"import torch\n\n\n# mtmc: x=f32[4]\ndef f(x):\n{body}")
     answer = mtmc(tmp_path, "optimize", "model.py::f", "--json", CUDA_VISIBLE_DEVICES="")
     assert answer.document["status"] == "no_gain", answer.err

@@ -21,8 +21,8 @@ from mtmc_lsp.kernels.messages import (
     SuiteTestAnswer,
     SuiteTestRequest,
 )
-from mtmc_lsp.kernels.worker.input_ranges import classify, has_finite_values, literal
 from mtmc_lsp.kernels.worker.record_test import loaded, note, own_functions
+from mtmc_lsp.kernels.worker.suite.input_ranges import classify, has_finite_values, literal
 from mtmc_lsp.process.worker.threads import one_thread
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-3
