@@ -44,7 +44,7 @@ def suite(folder: Path, names: list[str], further: str = "") -> Path:
     files.mkdir()
     for name in names:
         code, call = FILES[name]
-        test = f"def test_{name}():\n    results = {{}}\n    import {name} as file\n    results['one'] = file.{call}\n    results['two'] = torch.ones(3).numpy()\n{further}    return results\n"
+        test = f"def test_{name}():\n    results = {{}}\n    import {name} as file\n    results['one'] = file.{call}\n    results['two'] = torch.ones(3).numpy()\n    results['three'] = float(results['one'].sum())\n{further}    return results\n"
         text = f"import torch\n\n\n{code}\n\n\n{SEPARATOR}\n\nimport torch\n\n{test}\ntest_results = test_{name}()\n"
         (files / f"{name}.py").write_text(text)
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,8 @@ def _difference(got: Any, expected: Any) -> str:
         return "the results have another structure"
     for place, (one, two) in enumerate(zip(map(_as_tensor, ours), map(_as_tensor, theirs), strict=True), 1):
         if not isinstance(two, torch.Tensor):
+            if type(one) is float and type(two) is float and math.isclose(one, two, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
+                continue
             if isinstance(two, torch.nn.Module) or callable(two) or one == two or (one != one and two != two):
                 continue
             return f"result {place} is {one!r:.60} instead of {two!r:.60}"
