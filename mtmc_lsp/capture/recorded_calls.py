@@ -239,7 +239,8 @@ def argument_spec(item: Mapping[str, Any]) -> ArgumentSpec:
     low, high = tensor.get("low"), tensor.get("high")
     # Most float inputs are generated from a normal distribution. A range without negative numbers is preserved because
     # the code may need it, for example for a logarithm.
-    if low is not None and is_float(tensor["dtype"]) and (low < 0 or low == high):
+    keeps = tensor.get("keeps_range", False)
+    if low is not None and is_float(tensor["dtype"]) and (low < 0 or low == high) and not keeps:
         low = high = None
     return ArgumentSpec(
         item["name"],

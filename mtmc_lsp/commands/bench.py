@@ -146,9 +146,11 @@ def bench(
             f"--seconds limits --suite {SUITE_G} alone",
             remedy="Limit each problem by --time-limit, and their number by --limit.",
         )
+    checkout, tests_pass = None, True
     if verified is not None and summary is None:
         folder = _verified_suite(verified, folder, suite, out)
     else:
+        checkout = folder if suite == SUITE_T else None
         folder = _torch_suite(folder, out, python) if suite == SUITE_T else _suite_folder(folder, suite)
     if folder is None and summary is None:
         raise RequestError("no folder of problems is named", remedy="Write mtmc bench DIR.")
@@ -180,6 +182,10 @@ def bench(
             results = _solve_on_cluster(present, out, plan, cluster, fresh)
         else:
             _solve(present, out, plan, jobs, fresh)
+        if checkout is not None and not cluster:
+            from mtmc_lsp.commands.kernels.bench import run_tests
+
+            tests_pass = run_tests(checkout.absolute(), present, out, plan.python)
         if verified is not None:
             return _evaluate(verified, present, results, out, plan.python, as_json=as_json)
     requested = [(problem.name, problem.level) for problem in problems]
@@ -200,7 +206,7 @@ def bench(
             show_summary(console(), summaries[kind])
         elif len(results) == 1:
             print(document(summary=summaries[kind], results=str(path)))
-    return 0 if all(item.scores[0].correct for item in summaries.values()) else 1
+    return 0 if tests_pass and all(item.scores[0].correct for item in summaries.values()) else 1
 
 
 def _without(settings: Settings, names: str) -> Settings:

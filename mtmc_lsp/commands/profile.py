@@ -24,9 +24,9 @@ def profile(
     as_json: AsJson = False,
 ) -> int:
     """Show where the time of a call goes: operators, kernels, bytes, the part of the roofline, gaps between launches."""
+    from mtmc_lsp.app.kernels.opening import is_kernel_target
     from mtmc_lsp.app.pipeline import Pipeline
     from mtmc_lsp.app.profile import find_ncu
-    from mtmc_lsp.core.workload import TargetKind
     from mtmc_lsp.report.console import LiveLine, console, live
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.page import render
@@ -35,7 +35,7 @@ def profile(
 
     counter = find_ncu() if ncu else ""
     target = open_spec(spec, python)
-    if target.definition.kind is TargetKind.KERNEL:
+    if is_kernel_target(target):
         return _profile_kernel(target, as_json=as_json)
     line = LiveLine()
     with (

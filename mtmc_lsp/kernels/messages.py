@@ -69,12 +69,16 @@ class TraceCase:
     sizes: Mapping[str, int]
     distribution: str = "normal"
     seed: int = 0
+    has_distinct_integers: bool = False
+    """Whether the elements of each integer tensor differ, as far as its range allows: equal indices make programs store to one
+    element, which callers of many kernels rule out."""
 
     @property
     def text(self) -> str:
         """A description with the names of the sizes."""
         parts = [f"{name}={value}" for name, value in self.sizes.items()]
-        return ", ".join([*parts, *([] if self.distribution == "normal" else [self.distribution])])
+        parts += [] if self.distribution == "normal" else [self.distribution]
+        return ", ".join([*parts, *(["distinct integers"] if self.has_distinct_integers else [])])
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,67 @@ class ProgramRequest(Request[ProgramAnswer], command="kernels.program"):
     path: str
     tunes: bool = True
     """Whether autotuners choose among their configurations; otherwise the first one runs."""
+
+
+class CallInputs(Enum):
+    """What describes the inputs of a recorded call."""
+
+    NORMAL = "normal"
+    """Shapes and dtypes; floats are normal."""
+    RANGES = "ranges"
+    """The ranges of the recorded values, too: others raise an exception, or give NaN."""
+    VALUES = "values"
+    """The recorded values alone, as for a positive definite matrix, or a kind that no directive describes."""
+
+
+@dataclass(frozen=True)
+class SuiteCall:
+    """A call of a function by the test of its file."""
+
+    qualname: str
+    inputs: CallInputs
+    record: str
+    """The call as ``mtmc record`` stores it, as JSON text."""
+    values: tuple[str, ...]
+    """Python expressions of its positional arguments; empty if they have none."""
+
+
+@dataclass(frozen=True)
+class SuiteRecordAnswer:
+    """The calls of a test, in their order."""
+
+    calls: tuple[SuiteCall, ...]
+    problem: str = ""
+    """The exception that ended the test; empty if none did."""
+
+
+@dataclass(frozen=True)
+class SuiteRecordRequest(Request[SuiteRecordAnswer], command="kernels.record_suite"):
+    """Run the test of a file on the CPU, and describe the calls of the file's functions. Its process runs nothing else."""
+
+    path: str
+    """A file that does not call the test when it is imported."""
+    test: str
+
+
+@dataclass(frozen=True)
+class SuiteTestAnswer:
+    """How the results of a test with a delivered file compare."""
+
+    runs: bool
+    equal: bool | None
+    """Whether they are those of the original; None if these vary with the seed, or the original fails."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SuiteTestRequest(Request[SuiteTestAnswer], command="kernels.test_suite"):
+    """Run the test of a file with the original's functions and with the delivered ones. Its process runs nothing else."""
+
+    original: str
+    """Path of a file that does not call the test when it is imported."""
+    delivered: str
+    test: str
 
 
 ROW_METHOD = "CUDA events around rows of calls, contenders interleaved in random order, medians per call"

@@ -11,9 +11,9 @@ from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 
 MOST_ELEMENTS = 12_000
-"""Elements of all arguments in one case: the interpreter runs it in some tenths of a second."""
+"""Elements in one case of the arguments with named sizes: the interpreter runs it in some tenths of a second."""
 MOST_FIXED_ELEMENTS = 2_000_000
-"""The same where the sizes are numbers."""
+"""The same of arguments whose sizes are numbers, as a cache of keys."""
 QUICK_STEPS, MOST_FAILING = 600, 6
 """Memory operations of a sound case, and the failing cases, on which each candidate is observed."""
 SMALL = (1, 2, 1, 3), (2, 1, 3, 1)
@@ -29,6 +29,14 @@ def elements_of(workload: Workload, sizes: Mapping[str, int]) -> int:
     return sum(math.prod(size.value(sizes) for size in tensor.shape) for tensor in workload.tensors.values())
 
 
+def _varying_elements(workload: Workload, sizes: Mapping[str, int]) -> int:
+    """The elements of the tensors with named sizes."""
+    shapes = (tensor.shape for tensor in workload.tensors.values())
+    return sum(
+        math.prod(size.value(sizes) for size in shape) for shape in shapes if not all(s.is_constant for s in shape)
+    )
+
+
 def trace_cases(workload: Workload, text: str) -> tuple[TraceCase, ...]:
     """The cases for a launcher, the smallest first.
 
@@ -38,18 +46,19 @@ def trace_cases(workload: Workload, text: str) -> tuple[TraceCase, ...]:
     sizes = dict(workload.sizes)
     if workload.source is WorkloadSource.SCRIPT:
         return (TraceCase({}),)
-    if not sizes:
-        if elements_of(workload, sizes) > MOST_FIXED_ELEMENTS:
-            raise RequestError(
-                "the sizes of the workload are too large for Triton's interpreter",
-                where=Location(workload.target.path, workload.line or workload.target.start_line),
-                remedy="Record a run with small inputs, too: its launches are observed, and the most frequent ones are timed."
-                if workload.launch is not None
-                else "Name the sizes, as in x=f32[M,N] M=4096 N=4096, so that smaller ones can be tried.",
-            )
-        return (TraceCase({}), TraceCase({}, "negative", 1), TraceCase({}, "positive", 2))
     base = reduced(workload)
+    if elements_of(workload, base) > MOST_FIXED_ELEMENTS:
+        raise RequestError(
+            "the sizes of the workload are too large for Triton's interpreter",
+            where=Location(workload.target.path, workload.line or workload.target.start_line),
+            remedy="Record a run with small inputs, too: its launches are observed, and the most frequent ones are timed."
+            if workload.launch is not None
+            else "Name the sizes, as in x=f32[M,N] M=4096 N=4096, so that smaller ones can be tried.",
+        )
+    if not sizes:
+        return (TraceCase({}), TraceCase({}, "negative", 1), TraceCase({}, "positive", 2))
     names = list(base)
+    most = 2 * max(MOST_ELEMENTS, _varying_elements(workload, base))
     odd = {name: _odd(base[name], i) for i, name in enumerate(names)}
     plans = [(base, "normal"), (odd, "normal"), (odd, "negative"), (odd, "positive")]
     plans += [({name: row[i % 4] for i, name in enumerate(names)}, "normal") for row in SMALL]
@@ -61,7 +70,7 @@ def trace_cases(workload: Workload, text: str) -> tuple[TraceCase, ...]:
     allowed = {
         (tuple(plan.items()), distribution): None
         for plan, distribution in plans
-        if elements_of(workload, plan) <= 2 * MOST_ELEMENTS
+        if _varying_elements(workload, plan) <= most
     }
     cases = [TraceCase(dict(items), distribution, seed) for seed, (items, distribution) in enumerate(allowed)]
     return tuple(sorted(cases, key=lambda case: elements_of(workload, case.sizes)))
@@ -70,7 +79,7 @@ def trace_cases(workload: Workload, text: str) -> tuple[TraceCase, ...]:
 def reduced(workload: Workload) -> dict[str, int]:
     """The workload's sizes, the largest one halved until the interpreter can run them."""
     sizes = dict(workload.sizes)
-    while elements_of(workload, sizes) > MOST_ELEMENTS:
+    while _varying_elements(workload, sizes) > MOST_ELEMENTS:
         largest = max(sizes, key=lambda name: sizes[name])
         if sizes[largest] <= LEAST:
             break

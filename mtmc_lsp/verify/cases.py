@@ -262,7 +262,7 @@ def foreign_cases(
         distributions = ["normal", "mixed", *(["integers"] if is_exact(capture) else [])]
         return tuple(Case(least, name, seed + i) for i, name in enumerate(distributions))
     usual = verification_cases(capture, interpreted=interpreted, seed=seed, part=SMALL_PART if interpreted else 1.0)
-    if interpreted:
+    if interpreted and usual:
         # The first case is as large as possible, because a candidate may refuse small sizes.
         usual = (replace(usual[0], sizes=reduced_sizes(capture)), *usual[1:])
     kinds = (VALUES, AUTOGRAD) if capture.workload.trains else (VALUES,)

@@ -176,9 +176,30 @@ def test_names_imported_from_triton_language_are_resolved() -> None:
     assert codes(text.replace("triton.language", "mine")) == []
 
 
-def test_small_operands_of_a_dot_are_reported() -> None:
-    body = "a = tl.zeros((8, 32), dtype=tl.float16)\nb = tl.zeros((32, 32), dtype=tl.float16)\nc = tl.dot(a, b)"
-    assert codes(kernel(body)) == ["dot-operands"]
+@pytest.mark.parametrize(
+    ("left", "right", "dtype", "expected"),
+    [
+        ("32, 8", "N, 32", "float16", ["dot-operands"]),
+        ("M, N", "8, 32", "float16", ["dot-operands"]),
+        ("1, 32", "32, 1", "float16", []),
+        ("M, 8", "8, M", "float32", []),
+        ("M, 4", "4, M", "float32", ["dot-operands"] * 2),
+        ("M, 4", "4, M", "float64", []),
+    ],
+)
+def test_a_small_inner_size_of_a_dot_is_reported_and_few_rows_are_not(
+    left: str, right: str, dtype: str, expected: list[str]
+) -> None:
+    a, b = (f"tl.full([{shape}], 1, dtype=tl.{dtype})" for shape in (left, right))
+    assert codes(kernel(f"c = tl.dot({a}, {b})")) == expected
+
+
+def test_one_overflowing_offset_and_several_are_worded_in_singular_and_plural() -> None:
+    one = "x = tl.load(x_ptr + tl.program_id(0) * n + tl.arange(0, 64))"
+    two = "pid = tl.program_id(0)\nx = tl.load(x_ptr + pid * n)\ny = tl.load(x_ptr + pid * m)"
+    texts = [finding.message for body in (one, two) for _, finding in findings(kernel(body).replace("n,", "n, m,", 1))]
+    assert ["overflows for" in text for text in texts] == [True, False]
+    assert "and 1 more are computed in 32 bits and overflow for" in texts[1]
 
 
 LAUNCHER = (

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from mtmc_lsp.app.export import REFERENCE
 from mtmc_lsp.core.errors import Location, MtmcError, RequestError
-from mtmc_lsp.core.workload import Target
+from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 
-REMEDY = "A problem is a file with a class `Model` and a function `get_inputs`, or a function below `# mtmc: ...`."
+REMEDY = "A problem is a class `Model` or a function above `get_inputs`, or a function below `# mtmc: ...`."
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: a file of KernelBench's format (``Model``, ``get_inputs``), or a target with a workload directive."""
+    """One problem: ``Model`` or a function with ``get_inputs``, as in KernelBench's format, or a target with a directive."""
 
     name: str
     """The file's path in the suite without ``.py``, then ``::`` and the target if it is not ``Model``."""
@@ -86,6 +86,10 @@ def _problems_in(path: Path, name: str, suite: Path) -> list[Problem]:
     with_directive = [target.qualname for target in targets if _has_directive(text, target)]
     # A directive above a module's forward counts for the module too.
     chosen = [qualname for qualname in with_directive if f"{qualname}.forward" not in with_directive]
+    functions = [target.qualname for target in targets if target.kind is TargetKind.FUNCTION]
+    if not chosen and "get_inputs" in functions[1:]:
+        # The function above its inputs.
+        chosen = [functions[functions.index("get_inputs") - 1]]
     return [Problem(f"{name}::{qualname}", path, suite, level, qualname) for qualname in chosen]
 
 

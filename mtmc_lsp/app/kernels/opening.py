@@ -177,14 +177,20 @@ def _for_target(workload: Workload, target: Target, text: bytes) -> Workload:
 
 def is_kernel_target(opened: OpenTarget) -> bool:
     """Whether a target is a kernel, or a function that launches kernels of its file: the kernels are what is optimised."""
+    return bool(kernels_of(opened))
+
+
+def kernels_of(opened: OpenTarget) -> tuple[str, ...]:
+    """The kernel that a target is, or those of its file that it launches; empty for other targets."""
     definition = opened.definition
     if definition.kind is TargetKind.KERNEL:
-        return True
+        return (opened.qualname.rpartition(".")[2],)
     if definition.kind is not TargetKind.FUNCTION:
-        return False
+        return ()
     # Generated kernels belong to their targets.
     text = without_blocks(opened.text, marked_imports=True)
     lines = range(definition.start_line, definition.end_line + 1)
     sites = sites_of(str(opened.path), opened.text)
     names = {site.kernel.name for site in sites_of(str(opened.path), text)}
-    return any(line_of(launch.call) in lines for site in sites if site.kernel.name in names for launch in site.launches)
+    own = (site for site in sites if site.kernel.name in names)
+    return tuple(site.kernel.name for site in own if any(line_of(launch.call) in lines for launch in site.launches))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mtmc_lsp.app.kernels.opening import kernels_of
 from mtmc_lsp.app.kernels.session import COMPILE_SECONDS, COMPILE_SLACK, KernelSession
 from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.capture.module_paths import module_name
@@ -42,6 +43,8 @@ class KernelProfile:
     """Registers, spills and shared memory for each architecture."""
     assumed: Mapping[str, object] = field(default_factory=dict)
     """Compile-time constants with usual values, because neither example inputs nor the file tell them."""
+    problem: str = ""
+    """Why the call on the workload was not observed; empty if it was, or without example inputs."""
 
     def accesses_of(self, kernel: str) -> list[Access]:
         """The accesses of a kernel, by line."""
@@ -66,11 +69,14 @@ def profile_kernel(session: KernelSession) -> KernelProfile:
     traces = session.trace(opened.text, [TraceCase(sizes)], most_programs=MOST_PROGRAMS)
     trace = traces[0]
     raised = next((fault for fault in trace.faults if fault.kind.value == "raises"), None)
-    if raised is not None or trace.refusal:
-        detail = raised.detail if raised is not None else trace.refusal
+    if raised is not None:
         raise RequestError(
-            f"{target.launcher.qualname} raises on its workload: {detail}", where=where, remedy="Change the workload."
+            f"{target.launcher.qualname} raises on its workload: {raised.detail}",
+            where=where,
+            remedy="Change the workload.",
         )
+    if trace.refusal:
+        return replace(read_profile(opened), problem=trace.refusal)
     if not trace.launches:
         raise RequestError(
             f"{target.launcher.qualname} launches no kernel on its workload",
@@ -88,7 +94,7 @@ def profile_kernel(session: KernelSession) -> KernelProfile:
 
 
 def read_profile(opened: OpenTarget, worker: Worker | None = None) -> KernelProfile:
-    """A kernel without example inputs: its operations by its text, compiled in the forms that the file launches or tunes.
+    """Kernels without example inputs: their operations by the text, compiled in the forms that the file launches or tunes.
 
     Args:
         worker: a worker that has imported the package already; None for a new one.
@@ -96,8 +102,8 @@ def read_profile(opened: OpenTarget, worker: Worker | None = None) -> KernelProf
     Raises:
         RequestError: the file defines no such kernel.
     """
-    path, name = str(opened.path), opened.qualname.rpartition(".")[2]
-    readings = tuple(read_kernels(path, opened.text, (name,)))
+    path, names = str(opened.path), kernels_of(opened)
+    readings = tuple(read_kernels(path, opened.text, names)) if names else ()
     if not readings:
         raise RequestError(
             f"{opened.qualname} is no Triton kernel",
@@ -105,8 +111,11 @@ def read_profile(opened: OpenTarget, worker: Worker | None = None) -> KernelProf
             remedy="Name a @triton.jit kernel, or the function that launches it.",
         )
     outline = Outliner(path).outline(opened.text, parse(opened.text))
-    forms = [form for form in launch_forms(outline, path) if form.launch.kernel == name][:MOST_FORMS]
-    forms = forms or [form for form in launch_forms(outline, path, assumes=True) if form.launch.kernel == name][-1:]
+    known, guessed = launch_forms(outline, path), launch_forms(outline, path, assumes=True)
+    forms = []
+    for name in names:
+        own = [form for form in known if form.launch.kernel == name][:MOST_FORMS]
+        forms += own or [form for form in guessed if form.launch.kernel == name][-1:]
     launches = tuple(form.launch for form in forms)
     reports: tuple[KernelReport, ...] = ()
     if launches:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.app.kernels.opening import KernelTarget
 from mtmc_lsp.app.kernels.session import KernelSession
+from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.kernels.messages import CaseTrace
 from mtmc_lsp.kernels.repairs.static import StaticFinding
@@ -17,6 +18,7 @@ from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.files import unified_diff, write_if_unchanged
 
 SEARCH_SECONDS = 120.0
+NO_CASE = "no sizes of the example inputs are small enough for Triton's interpreter"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ def repair_kernel(session: KernelSession, *, seconds: float = SEARCH_SECONDS) ->
     session.on_stage("observing the kernels")
     cases = session.cases()
     traces = session.trace(text, cases)
+    reasons = [trace.refusal for trace in traces]
+    if all(reasons):
+        raise RequestError(
+            f"no call of {session.target.launcher.qualname} could be observed: {reasons[0]}" if reasons else NO_CASE,
+            where=Location(str(session.target.opened.path), session.target.launcher.start_line),
+            remedy="Change the example inputs, so that the launcher accepts them and a call is short.",
+        )
     verdict = None
     if all(trace.is_sound for trace in traces) and session.target.reference is not None:
         verdict = session.verify(text)

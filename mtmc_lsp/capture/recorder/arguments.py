@@ -23,6 +23,7 @@ FURTHER = {"*": "positional", "**": "keywords"}
 def argument_record(name: str, value: Any, torch: types.ModuleType) -> dict[str, Any]:
     """The record of one argument. ``*`` and ``**`` before a name mark further arguments."""
     stars, name = name[: name.count("*")], name.lstrip("*")
+    value = tuple(value) if type(value) is torch.Size else value
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided:
             return {"name": name, "other": "tensor that is not strided"}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mtmc_lsp.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from mtmc_lsp.app.bench.suite import Problem
     from mtmc_lsp.app.bench.tritonbench import KernelProblem
     from mtmc_lsp.core.settings import Settings
 
@@ -122,6 +123,35 @@ def _solve(
             outcome = outcome or str(record["reason"]) or str(record["status"])
             seconds_text = f"{record['wall_seconds']} s"
             print(f"[{number}/{len(left)}] {record['problem']}  {seconds_text}  {outcome}"[:160], file=sys.stderr)
+
+
+def run_tests(checkout: Path, problems: Sequence[Problem], out: Path, python: str) -> bool:
+    """Run the tests of TritonBench-T with what was delivered, and write a line for each beside the results.
+
+    Returns:
+        Whether no test of a changed file fails.
+    """
+    from mtmc_lsp.app.bench.tritonbench_torch import evaluate
+
+    rows = []
+    with out.with_suffix(".tests.jsonl").open("w", encoding="utf-8") as stream:
+        for row in evaluate(checkout, problems, out, python):
+            rows.append(row)
+            stream.write(json.dumps(row) + "\n")
+            stream.flush()
+    for row in rows:
+        if not row["call"] or row["execution"] is not True:
+            print(f"{row['problem']}: its test {'runs' if row['call'] else 'fails'}: {row['why']}", file=sys.stderr)
+    changed = sum(bool(row["changed"]) for row in rows)
+    calls, correct = sum(bool(row["call"]) for row in rows), sum(row["execution"] is True for row in rows)
+    kept = sum(row["execution"] is True and bool(row["changed"]) for row in rows)
+    varying = sum(row["execution"] is None and bool(row["call"]) for row in rows)
+    print(
+        f"tests of {len(rows)} files as delivered ({changed} changed): {calls} run, {correct} give the results of the original"
+        f" ({kept} of the changed ones), {varying} vary with the seed",
+        file=sys.stderr,
+    )
+    return all(row["call"] and row["execution"] is not False for row in rows if row["changed"])
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:

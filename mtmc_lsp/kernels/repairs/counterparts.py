@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tree_sitter import Node
 
@@ -83,9 +83,19 @@ def advance_repairs(site: Site) -> Iterator[Repair]:
         for name in names_in(_terms(pointer)[0])
     )
     text = site.text
+    read = {text_of(node) for node in walk(site.kernel.body) if node.type == "identifier"}
+    # A stride that nothing reads tells by what the pointer was moved.
+    unread = [
+        name for name, parameter in site.kernel.parameters.items() if name not in read and not parameter.is_constexpr
+    ]
     for name in used:
         if name in moved or name not in site.kernel.parameters:
             continue
+        for number, step in enumerate(steps[::-1] if unread else ()):
+            for other, line in _moves(site, step, name, unread):
+                title = f"Move {name} as the other pointers, by {other}"
+                at = text.find(b"\n", step.end_byte) + 1
+                yield repair(title, step, MOVED, Edit(at, at, line), rank=number)
         for rank, step in enumerate(steps[::-1]):
             start, end = line_start(text, step.start_byte), text.find(b"\n", step.end_byte) + 1
             if not end:
@@ -93,6 +103,20 @@ def advance_repairs(site: Site) -> Iterator[Repair]:
             indent = text[start : step.start_byte].decode()
             line = f"{indent}{name} += {text_of(field(step, 'right'))}\n"
             yield repair(f"Move {name} as the other pointers", step, MOVED, Edit(end, end, line), rank=2 + rank)
+
+
+def _moves(site: Site, step: Node, name: str, strides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Lines that move another pointer like a statement does, by another stride; with the stride."""
+    start, right = line_start(site.text, step.start_byte), field(step, "right")
+    if right is None or b"\n" not in site.text[step.end_byte :]:
+        return
+    indent, whole = site.text[start : step.start_byte].decode(), text_of(right).encode()
+    for node in walk(right):
+        if text_of(node) in site.kernel.parameters:
+            first, last = node.start_byte - right.start_byte, node.end_byte - right.start_byte
+            for other in strides:
+                amount = (whole[:first] + other.encode() + whole[last:]).decode()
+                yield other, f"{indent}{name} += {amount}\n"
 
 
 def _terms(node: Node) -> list[Node]:

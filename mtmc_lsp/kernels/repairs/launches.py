@@ -10,7 +10,7 @@ from tree_sitter import Node
 from mtmc_lsp.kernels.messages import FaultKind
 from mtmc_lsp.kernels.repairs.site import Launch, Repair, Site, repair, replaced
 from mtmc_lsp.source.lint.kernel import argument, names_in
-from mtmc_lsp.source.syntax import field, text_of, walk
+from mtmc_lsp.source.syntax import field, parse, text_of, walk
 
 COVERAGE = (
     FaultKind.NOT_WRITTEN,
@@ -114,6 +114,20 @@ def block_repairs(site: Site) -> Iterator[Repair]:
                 if value.type in ("true", "false", "none", "string", "float") or new == text_of(value):
                     continue
                 yield repair(f"Make {name} a power of two", value, kinds, replaced(value, new))
+    for call in walk(parse(site.text)):
+        # triton.Config({"BLOCK": 48}), of an autotuner or a function that makes its configurations.
+        if call.type != "call" or text_of(field(call, "function")).rpartition(".")[2] != "Config":
+            continue
+        for pair in (node for node in walk(call) if node.type == "pair"):
+            key, value = field(pair, "key"), field(pair, "value")
+            name = text_of(key).strip("'\"")
+            parameter = kernel.parameters.get(name)
+            if parameter is None or not parameter.is_constexpr or value is None or value.type != "integer":
+                continue
+            new = str(1 << max(int(text_of(value), 0) - 1, 0).bit_length())
+            if new != text_of(value):
+                title = f"Make {name} a power of two in a configuration"
+                yield repair(title, value, kinds, replaced(value, new), rank=1)
 
 
 def argument_repairs(site: Site) -> Iterator[Repair]:

@@ -34,9 +34,9 @@ from mtmc_lsp.kernels.worker.autotuners import (
     only_config,
     with_first_config,
 )
-from mtmc_lsp.kernels.worker.launch_call import kernel_call
+from mtmc_lsp.kernels.worker.launch_call import case_call
 from mtmc_lsp.kernels.worker.launch_record import launch_of
-from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
+from mtmc_lsp.kernels.worker.results import difference, tensors_of
 from mtmc_lsp.process.gpu_lock import let_timings_pass, unshared
 from mtmc_lsp.process.worker.host_numbers import DrawingUnshared
 from mtmc_lsp.process.worker.kernel_compilation import (
@@ -161,11 +161,7 @@ def _original(request: KernelCheckRequest, case: TraceCase, launches: list[Launc
 
 def _results(module: ModuleType, request: KernelCheckRequest, case: TraceCase) -> list[torch.Tensor]:
     """The results of a call, and its arguments after it."""
-    call = kernel_call(module, request.workload, device_name(), case.sizes, case.seed)
-    for value in call.values:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            with torch.no_grad():
-                distribute(value, case.distribution)
+    call = case_call(module, request.workload, device_name(), case)
     # A test of the file may call backward().
     zero_indices = ZeroIndices() if request.has_zero_indices else contextlib.nullcontext()
     with (

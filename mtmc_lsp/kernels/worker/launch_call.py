@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from mtmc_lsp.capture.worker.arguments.values import Blank, argument_values, resolve, seed_torch, without_memory
 from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.core.workload import RecordedGrid, Workload
+from mtmc_lsp.kernels.messages import TraceCase
+from mtmc_lsp.kernels.worker.results import distribute
+
+INDICES = ("int32", "int64")
+LARGEST_RANGE = 1 << 22
+"""Values of the largest range from which distinct ones are drawn."""
 
 
 def kernel_call(
@@ -31,6 +39,39 @@ def kernel_call(
     function = _launcher(resolve(module, workload.target.qualname), workload.launch)
     names = tuple(named)
     return Call(function, None, names, tuple(named.values()), frozenset(names), parameters=names)
+
+
+def case_call(module: ModuleType, workload: Workload, device: str, case: TraceCase) -> Call:
+    """The call for a case, with values of its distribution."""
+    call = kernel_call(module, workload, device, case.sizes, case.seed)
+    with torch.no_grad():
+        for value in call.values:
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                distribute(value, case.distribution)
+        if case.has_distinct_integers:
+            for tensor, low, count in _repeating(call, workload, case):
+                order = torch.randperm(count, generator=torch.Generator().manual_seed(case.seed))[: tensor.numel()]
+                tensor.copy_((order + low).view(tensor.shape))
+    return call
+
+
+def can_be_distinct(call: Call, workload: Workload, case: TraceCase) -> bool:
+    """Whether an integer tensor has equal elements, and its range allows others."""
+    return any(tensor.unique().numel() < tensor.numel() for tensor, _, _ in _repeating(call, workload, case))
+
+
+def _repeating(call: Call, workload: Workload, case: TraceCase) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """The integer tensors that may be indices, with the least value and the number of values in their range."""
+    sizes = {**workload.sizes, **case.sizes}
+    values = dict(zip(call.names, call.values, strict=True))
+    for path, spec in workload.tensors.items():
+        value = values.get(path)
+        if not isinstance(value, torch.Tensor) or spec.dtype not in INDICES or spec.low is None or spec.high is None:
+            continue
+        high = spec.high if spec.high_size is None else spec.high_size.value(sizes)
+        count = int(high) - int(spec.low) + 1
+        if 1 < value.numel() <= count <= LARGEST_RANGE:
+            yield value, int(spec.low), count
 
 
 def _launcher(kernel: Any, launch: RecordedGrid) -> Any:

@@ -58,18 +58,22 @@ def record_functions(
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            _note(calls.setdefault(name, {}), bound.arguments)
+            note(calls.setdefault(name, {}), bound.arguments)
             if ends is not None:
                 raise ends
             return function(*args, **kwargs)
 
         return call
 
+    for name, function in own_functions(module, but).items():
+        setattr(module, name, wrapped(name, function))
+
+
+def own_functions(module: ModuleType, but: str) -> dict[str, Any]:
+    """The functions that a module's file defines, except for one."""
     text = Path(str(module.__file__)).read_text(encoding="utf-8")
-    for name in {name for name, _ in functions_of(text).values() if "." not in name and name != but}:
-        function = getattr(module, name, None)
-        if callable(function):
-            setattr(module, name, wrapped(name, function))
+    names = {name for name, _ in functions_of(text).values() if "." not in name and name != but}
+    return {name: getattr(module, name) for name in names if callable(getattr(module, name, None))}
 
 
 def records_of(file: Path, calls: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -80,10 +84,11 @@ def records_of(file: Path, calls: Mapping[str, Mapping[str, dict[str, Any]]]) ->
     ]
 
 
-def _note(records: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> None:
+def note(records: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """Add a call to the records of its function; returns its record, or None for a call without tensors."""
     items = [argument_record(name, value, torch) for name, value in arguments.items()]
-    if not any("tensor" in item for item in items):
-        return
+    if not any(_has_tensors(item) for item in items):
+        return None
     key = json.dumps(items, default=str)
     needs = any(item.get("tensor", {}).get("requires_grad") for item in items)
     record = records.setdefault(
@@ -93,6 +98,11 @@ def _note(records: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> None
     record["grad"] += needs
     for recorded, value in zip(record["arguments"], arguments.values(), strict=True):
         update_range(recorded, value, torch)
+    return record
+
+
+def _has_tensors(item: Mapping[str, Any]) -> bool:
+    return "tensor" in item or any(map(_has_tensors, item.get("items", ())))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,12 @@ OFFSET = 4.0
 
 def distribute(value: torch.Tensor, distribution: str) -> None:
     """Change random values in place to those of a distribution."""
+    if value.dtype.itemsize == 1:
+        # torch does not compute with float8.
+        wide = value.float()
+        distribute(wide, distribution)
+        value.copy_(wide)
+        return
     if distribution == "negative":
         value.abs_().neg_().sub_(OFFSET)
     elif distribution == "positive":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -16,13 +18,17 @@ from mtmc_lsp.core.workload import Workload, WorkloadSource
 from mtmc_lsp.kernels.messages import CaseTrace, Fault, FaultKind, TraceAnswer, TraceCase, TraceRequest
 from mtmc_lsp.kernels.worker.cuda_on_cpu import source_on_cpu, stand_in_for_cuda
 from mtmc_lsp.kernels.worker.hooks import observing
-from mtmc_lsp.kernels.worker.launch_call import kernel_call
+from mtmc_lsp.kernels.worker.launch_call import can_be_distinct, case_call, kernel_call
 from mtmc_lsp.kernels.worker.memory import Memory
 from mtmc_lsp.kernels.worker.observer import Observer
-from mtmc_lsp.kernels.worker.results import difference, distribute, tensors_of
+from mtmc_lsp.kernels.worker.results import difference, tensors_of
 from mtmc_lsp.verify.worker.interpreter import prepare_interpreter
 from mtmc_lsp.verify.worker.run_target import poison_new_memory, use_one_thread
 
+MISSING = re.compile(r"NotImplementedError\(?[:\s]*['\"]*(\w+) not supported")
+"""The interpreter's exception for an operation that only a GPU has, as inline assembly; also inside that of a called function."""
+OUTSIDE = "Did you forget to add @triton.jit"
+"""What functions of libdevice raise under the interpreter that are not implemented there."""
 TOO_LONG = "the call takes too long under the interpreter"
 
 _modules: dict[str, Any] = {}
@@ -59,18 +65,39 @@ def _traced(module: Any, expected: Any, request: TraceRequest, case: TraceCase) 
         return CaseTrace(case, refusal=TOO_LONG, steps=observer.steps)
     if isinstance(result, Exception):
         return _failed(observer, result, module, case)
+    if _races_by_indices(observer, module, request, case):
+        distinct = replace(case, has_distinct_integers=True)
+        trace = _traced(module, expected, request, distinct)
+        if not any(fault.kind is FaultKind.RACE for fault in trace.faults):
+            return trace
     results = tensors_of(result)
     faults = list(observer.faults.values())
-    if observer.undefined and not request.most_programs:
-        _, other = _observed(module, request, case, fills_lanes=False)
-        if not isinstance(other, Exception) and difference(results, tensors_of(other)):
-            detail = "the result depends on lanes that the mask leaves undefined, since the load has no `other`"
-            faults += [
-                Fault(FaultKind.UNDEFINED_LANES, line, name, detail) for name, line in sorted(observer.undefined)
-            ]
+    if _depends_on_undefined(observer, module, request, case, result):
+        detail = "the result depends on lanes that the mask leaves undefined, since the load has no `other`"
+        faults += [Fault(FaultKind.UNDEFINED_LANES, line, name, detail) for name, line in sorted(observer.undefined)]
     if (not faults or request.compares_faulty) and not request.most_programs:
         faults += _wrong_values(expected, request, case, results, observer.kernel)
     return CaseTrace(case, tuple(faults), "", observer.accesses, tuple(observer.launches), observer.steps)
+
+
+def _depends_on_undefined(observer: Observer, module: Any, request: TraceRequest, case: TraceCase, result: Any) -> bool:
+    """Whether a call gives other results where lanes outside a mask hold other values."""
+    if not observer.undefined or request.most_programs:
+        return False
+    _, other = _observed(module, request, case, fills_lanes=False)
+    return not isinstance(other, Exception) and bool(difference(tensors_of(result), tensors_of(other)))
+
+
+def _races_by_indices(observer: Observer, module: Any, request: TraceRequest, case: TraceCase) -> bool:
+    """Whether programs store to one element, and equal integers among the arguments may be why.
+
+    A reference decides what equal indices give. Without one, the caller may rule them out, as for slots of a cache.
+    """
+    if request.reference is not None or case.has_distinct_integers or request.workload.source is WorkloadSource.SCRIPT:
+        return False
+    if request.most_programs or not any(fault.kind is FaultKind.RACE for fault in observer.faults.values()):
+        return False
+    return can_be_distinct(_call(module, request.workload, case), request.workload, case)
 
 
 def _observed(module: Any, request: TraceRequest, case: TraceCase, *, fills_lanes: bool) -> tuple[Observer, Any]:
@@ -98,12 +125,7 @@ def _call(module: Any, workload: Workload, case: TraceCase, *, has_values: bool 
         # Gigabytes of memory that nothing touches cost nothing; only indices need values.
         indices = [path for path, tensor in workload.tensors.items() if "int" in tensor.dtype]
         return kernel_call(module, workload, "cpu", case.sizes, values=False, read=indices, blank=uninitialised)
-    call = kernel_call(module, workload, "cpu", case.sizes, case.seed)
-    for value in call.values:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            with torch.no_grad():
-                distribute(value, case.distribution)
-    return call
+    return case_call(module, workload, "cpu", case)
 
 
 def _failed(observer: Observer, error: Exception, module: Any, case: TraceCase) -> CaseTrace:
@@ -114,6 +136,12 @@ def _failed(observer: Observer, error: Exception, module: Any, case: TraceCase) 
     frames += [frame for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == file]
     line = frames[-1].lineno or 0 if frames else 0
     text = f"{type(cause).__name__}: {cause}".splitlines()[0]
+    unable = MISSING.search(str(cause)) or MISSING.search(text)
+    if unable is not None:
+        return CaseTrace(case, refusal=f"line {line}: Triton's interpreter has no {unable[1]}", steps=observer.steps)
+    if observer.kernel and OUTSIDE in text:
+        refusal = f"line {line}: Triton's interpreter has no counterpart of this function"
+        return CaseTrace(case, refusal=refusal, steps=observer.steps)
     is_stated = bool(frames) and (frames[-1].line or "").strip().startswith(("raise", "assert"))
     if is_stated and not observer.launches:
         return CaseTrace(case, refusal=text)
@@ -144,7 +172,9 @@ def _original_results(module: Any, request: TraceRequest, case: TraceCase) -> li
     key = (request.original, f"{case}{request.compares_faulty}")
     if key not in _results:
         observer, other = _observed(module, request, case, fills_lanes=True)
-        is_sound = not isinstance(other, Exception) and (request.compares_faulty or not observer.faults)
+        is_sound = not isinstance(other, Exception)
+        if is_sound and not request.compares_faulty:
+            is_sound = not observer.faults and not _depends_on_undefined(observer, module, request, case, other)
         if len(_results) == MOST_RESULTS:
             _results.clear()
         _results[key] = tensors_of(other) if is_sound else None

@@ -58,6 +58,8 @@ COMMANDS = {
     "kernels.compile": ("KernelCompileRequest", "compile_command:compile_kernels"),
     "kernels.check": ("KernelCheckRequest", "check_command:check"),
     "kernels.program": ("ProgramRequest", "program_command:run_program"),
+    "kernels.record_suite": ("SuiteRecordRequest", "suite.commands:record_suite"),
+    "kernels.test_suite": ("SuiteTestRequest", "suite.commands:test_suite"),
     "kernels.time": ("KernelTimeRequest", "time_command:time_kernels"),
     "process.start": ("StartRequest", "start:start"),
     "process.release": ("ReleaseRequest", "gpu_memory:release"),

@@ -32,7 +32,8 @@ def show_kernel_profile(out: Console, profile: KernelProfile) -> None:
             grid = " x ".join(map(str, work.grid))
             show(out, f"grid {grid}, {work.launch.num_warps} warps: {_constants(work.launch.constexprs)}", indent=2)
         if profile.trace is None:
-            _show_text(out, reading)
+            reason = f"the call on the example inputs was not observed: {profile.problem}"
+            _show_text(out, reading, reason if profile.problem else WITHOUT_INPUTS)
             _show_reports(out, profile, reading)
             continue
         moved, operations = sum(a.bytes for a in accesses), sum(work.operations for work in launches)
@@ -49,9 +50,9 @@ def show_kernel_profile(out: Console, profile: KernelProfile) -> None:
         _show_reports(out, profile, reading)
 
 
-def _show_text(out: Console, reading: KernelReading) -> None:
-    """The accesses as they are written, for a kernel without example inputs."""
-    show(out, WITHOUT_INPUTS, style="dim", indent=2)
+def _show_text(out: Console, reading: KernelReading, reason: str) -> None:
+    """The accesses as they are written, for a kernel that was not observed."""
+    show(out, reason, style="dim", indent=2)
     table = Table("line", "", "tensor", "mask", "offset", box=None, padding=(0, 1))
     for operation in reading.operations:
         if operation.kind in (OperationKind.LOAD, OperationKind.STORE, OperationKind.ATOMIC):

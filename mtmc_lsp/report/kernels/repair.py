@@ -13,6 +13,10 @@ from mtmc_lsp.report.phrases import verdict_line
 from mtmc_lsp.report.text import coloured
 
 WRONG, RIGHT, SKIPPED = ("✗", "red"), ("✓", "green"), ("-", "yellow")
+DISTINCT = (
+    "the integers of a tensor differ from each other: where they are equal, programs store different values to one element; "
+    "name a reference to check such inputs"
+)
 WITHOUT_REFERENCE = (
     "no reference is named, so results were compared with the kernel's at sizes where it shows no fault; "
     "name a PyTorch function: # mtmc: reference=NAME"
@@ -34,7 +38,8 @@ def show_repair(out: Console, report: RepairReport, backup: Path | None, run: st
         text = f"line {item.line}: {item.finding.message} ({item.finding.code})"
         show(out, text, first=Text.assemble(SKIPPED, " "))
     for made in report.result.repairs:
-        show(out, f"line {made.line}: {made.title}", first=Text.assemble(RIGHT, " repair, "))
+        first = Text.assemble(RIGHT, " repair, ") if report.is_repaired else Text.assemble(SKIPPED, " not enough, ")
+        show(out, f"line {made.line}: {made.title}", first=first)
     if report.diff:
         out.print()
         out.print(coloured(report.diff), soft_wrap=True, end="")
@@ -61,6 +66,9 @@ def _headline(report: RepairReport) -> str:
 def _show_verification(out: Console, report: RepairReport) -> None:
     sound = sum(trace.is_sound and not trace.refusal for trace in report.result.traces)
     reference, verdict = report.target.reference, report.result.verdict
+    distinct = sum(trace.case.has_distinct_integers for trace in report.traces)
+    if distinct:
+        show(out, f"in {distinct} of {len(report.traces)} cases {DISTINCT}", style="dim")
     show(out, f"{sound} of {len(report.result.traces)} observed cases show no fault", style="dim")
     if reference is None:
         show(out, WITHOUT_REFERENCE, style="dim")

@@ -46,7 +46,7 @@ def _masked(kernel: Kernel, name: str, call: Node, pointer: Node, bounded: dict[
     comparisons = [bounded[block] for block in blocks]
     if any(node.start_byte > call.start_byte and not _is_of_parameters(kernel, node) for node in comparisons):
         return None
-    texts = [text_of(node) for node in comparisons]
+    texts = [_compared(block, node, pointer) for block, node in zip(blocks, comparisons, strict=True)]
     mask = texts[0] if len(texts) == 1 else " & ".join(f"({text})" for text in texts)
     # A variable that holds this mask already is shorter.
     named = [n for n, values in kernel.values.items() if len(values) == 1 and text_of(values[0]) == mask]
@@ -55,6 +55,17 @@ def _masked(kernel: Kernel, name: str, call: Node, pointer: Node, bounded: dict[
     separator = "" if text_of(arguments).rstrip(") \n").endswith(",") else ", "
     end = arguments.end_byte - 1
     return Fix("Add the mask", end, end, f"{separator}{text}")
+
+
+def _compared(block: str, comparison: Node, pointer: Node) -> str:
+    """The comparison with the block in the form that the pointer has it in: ``rows < n`` for ``rows[:, None] < n``."""
+    left, text = comparison.named_children[0], text_of(comparison)
+    uses = (node for node in walk(pointer) if node.type == "identifier" and text_of(node) == block)
+    use = next(uses, None)
+    if use is not None and use.parent is not None and use.parent.type == "subscript":
+        use = use.parent
+    used = text_of(use) if use is not None else block
+    return used + text[len(text_of(left)) :] if text_of(left) != used else text
 
 
 def _block_name(kernel: Kernel, node: Node) -> tuple[str, ...]:
@@ -146,8 +157,8 @@ def _overflow(kernel: Kernel, products: list[tuple[Node, Node]]) -> Finding:
     program_id, first = min(products, key=lambda item: item[1].start_byte)
     more = len(products) - 1
     subject = f"`{text_of(first)}` and {more} more are" if more else f"`{text_of(first)}` is"
-    problem = "computed in 32 bits and overflows for tensors with 2^31 elements or more"
-    message = f"{subject} {problem}; convert the program id to 64 bits"
+    overflows = f"{'overflow' if more else 'overflows'} for tensors with 2^31 elements or more"
+    message = f"{subject} computed in 32 bits and {overflows}; convert the program id to 64 bits"
     fix = Fix("Convert to 64 bits", program_id.start_byte, program_id.end_byte, f"{text_of(program_id)}.to(tl.int64)")
     has_tl = kernel.context.imports.get("tl") == "triton.language"
     return finding_at("int32-offset", Severity.HINT, first, message, fix if has_tl else None)

@@ -10,15 +10,17 @@ from mtmc_lsp.source.lint.finding import Finding, Severity, finding_at
 from mtmc_lsp.source.lint.kernel import Kernel, argument
 from mtmc_lsp.source.syntax import field, text_of, walk
 
-MIN_DOT_SIZE = 16
-"""Minimum operand size for tensor cores."""
+MIN_INNER_SIZE = 16
+"""Least inner size of a product. Triton pads small numbers of rows and columns."""
+MIN_INNER_SIZES = {"float32": 8, "float64": 4}
+"""The same for wide types, in the newest Triton."""
 SMALL_FLOATS = ("float16", "bfloat16", "float8e5", "float8e4nv")
 SHAPED_CONSTRUCTORS = {"zeros": (1, "dtype"), "full": (2, "dtype")}
 """Functions that create a block, with position and keyword of the dtype argument."""
 
 
 def dot_operands(kernel: Kernel) -> Iterator[Finding]:
-    """``tl.dot`` with operands of different dtypes or with a size below 16."""
+    """``tl.dot`` with operands of different dtypes or with an inner size below 16."""
     known: dict[tuple[str, int], str] = {}
     for name, call in kernel.calls:
         if name != "dot":
@@ -31,10 +33,11 @@ def dot_operands(kernel: Kernel) -> Iterator[Finding]:
         if all(types) and types[0] != types[1] and not all("float8" in kind for kind in types):
             message = f"the operands are {types[0]} and {types[1]}; convert one so that both have the same type"
             yield finding_at("dot-operands", Severity.ERROR, call, message)
-        for operand in (left, right):
-            size = _small_size(kernel, operand)
-            if size is not None:
-                message = f"`{text_of(operand)}` has size {size}, but tensor cores need at least {MIN_DOT_SIZE}; pad it"
+        least = min(MIN_INNER_SIZES.get(kind, MIN_INNER_SIZE) for kind in types)
+        for operand, axis in ((left, 1), (right, 0)):
+            size = _literal_size(kernel, operand, axis)
+            if size is not None and size < least:
+                message = f"`{text_of(operand)}` has inner size {size}, but a product needs at least {least}; pad it"
                 yield finding_at("dot-operands", Severity.ERROR, call, message)
 
 
@@ -67,17 +70,17 @@ def _dtype_name(kernel: Kernel, node: Node | None) -> str:
     return kernel.triton_name(node) if node is not None else ""
 
 
-def _small_size(kernel: Kernel, node: Node) -> int | None:
-    """A size below 16 in the literal shape of a block."""
+def _literal_size(kernel: Kernel, node: Node, axis: int) -> int | None:
+    """The size of a block of two axes along one of them, if its shape has a number there."""
     if node.type == "identifier":
         values = kernel.values.get(text_of(node), ())
-        return _small_size(kernel, values[0]) if len(values) == 1 and values[0].type == "call" else None
+        return _literal_size(kernel, values[0], axis) if len(values) == 1 and values[0].type == "call" else None
     name = kernel.triton_name(field(node, "function")) if node.type == "call" else ""
     shape = argument(node, *((0, "shape"))) if name in SHAPED_CONSTRUCTORS else None
-    if shape is None or shape.type not in ("tuple", "list"):
+    if shape is None or shape.type not in ("tuple", "list") or len(shape.named_children) != 2:
         return None
-    sizes = [int(text_of(item), 0) for item in shape.named_children if item.type == "integer"]
-    return next((size for size in sizes if size < MIN_DOT_SIZE), None) if len(shape.named_children) == 2 else None
+    size = shape.named_children[axis]
+    return int(text_of(size), 0) if size.type == "integer" else None
 
 
 def low_precision_accumulator(kernel: Kernel) -> Iterator[Finding]:

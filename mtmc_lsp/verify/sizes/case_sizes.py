@@ -221,7 +221,10 @@ def _reduced(capture: Capture, least: int, part: float) -> dict[str, int]:
         largest = max(sorted(reducible), key=lambda name: sizes[name])
         smaller = {**sizes, largest: max(least, math.ceil(sizes[largest] / 2))}
         row_counts = zip(rows, _product_rows(graph, smaller), strict=True)
-        if sizes[largest] > least and all(now >= LEAST_ROWS or before < LEAST_ROWS for before, now in row_counts):
+        has_rows = all(now >= LEAST_ROWS or before < LEAST_ROWS for before, now in row_counts)
+        # A size that the graph depends on, as `D == 1024 - D`, stays.
+        is_allowed = conditions_allow(graph, smaller) or not conditions_allow(graph, sizes)
+        if sizes[largest] > least and has_rows and is_allowed:
             sizes = smaller
         else:
             reducible.remove(largest)

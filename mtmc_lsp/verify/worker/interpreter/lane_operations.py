@@ -16,7 +16,7 @@ import numpy
 from mtmc_lsp.verify.worker.interpreter.accesses import Accesses, Positions, ProgramsDepend, WrongAccess
 from mtmc_lsp.verify.worker.interpreter.lanes import Lanes, spread, values_of
 from mtmc_lsp.verify.worker.interpreter.memory import Memories, Selection
-from mtmc_lsp.verify.worker.interpreter.patches import LIBDEVICE, OTHER_NAME, SAME_NAME
+from mtmc_lsp.verify.worker.interpreter.patches import LIBDEVICE, OTHER_NAME, SAME_NAME, WRITTEN_OUT
 
 ELEMENTWISE = ("create_fma", "create_erf", "create_umulhi")
 """Functions that call native code for arrays of equal shape."""
@@ -104,7 +104,7 @@ def patch_lanes(replace: Callable[[Any, str, Any], None]) -> None:
     for module_name in LIBDEVICE:
         with contextlib.suppress(ImportError):
             module = importlib.import_module(module_name)
-            for name in (name for name in (*SAME_NAME, *OTHER_NAME) if hasattr(module, name)):
+            for name in (name for name in (*SAME_NAME, *OTHER_NAME, *WRITTEN_OUT) if hasattr(module, name)):
                 replace(module, name, _of_libdevice(interpreter, getattr(module, name)))
 
 

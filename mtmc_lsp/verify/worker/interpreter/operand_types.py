@@ -266,7 +266,8 @@ def _call_builtins_directly(interpreter: Any) -> None:
     def _patch_builtin(pkg: Any, builder: Any, scope: Any) -> None:
         count, members = known.get(id(pkg), (-1, []))
         if count != len(vars(pkg)) or any(getattr(pkg, n, None) not in (old, new) for n, old, new in members):
-            builtins = inspect.getmembers(pkg, core.is_builtin)
+            # A module with two names in a file is patched twice, and then has no builtins left.
+            builtins = inspect.getmembers(pkg, core.is_builtin) or [(name, member) for name, member, _ in members]
             of_tiles = pkg is interpreter.tl.tensor
             members = [
                 (name, member, direct_operator(name, direct(member), interpreter) if of_tiles else direct(member))

@@ -18,6 +18,8 @@ OTHER_NAME = {
     "cyl_bessel_i1": "special.i1", "llrint": "round", "rcp_rn": "reciprocal",
 }  # fmt: skip
 """libdevice functions, with the torch functions that compute the same."""
+WRITTEN_OUT = ("round", "exp10", "fma")
+"""Those that torch computes by several functions."""
 LIBDEVICE = ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice")
 
 
@@ -48,6 +50,7 @@ def patch_interpreter(replace: Any = setattr) -> None:
         _read_scalars_as_integers,
         _ignore_nan_in_extremes,
         _make_tiles_of_masks,
+        _accept_other_names,
     ):
         with contextlib.suppress(AttributeError, ImportError):
             patch(interpreter, replace)
@@ -173,6 +176,11 @@ def _define_libdevice(interpreter: Any, replace: Any) -> None:
     """Implement libdevice functions, which the interpreter lacks, by torch."""
     import torch
 
+    def rounded(value: Any) -> Any:
+        # In C, halves are rounded away from zero.
+        return torch.copysign(torch.floor(value.abs() + 0.5), value)
+
+    written_out = {"round": rounded, "exp10": lambda value: torch.pow(10.0, value), "fma": lambda a, b, c: a * b + c}
     names = {**{name: name for name in SAME_NAME}, **OTHER_NAME}
     for module_name in LIBDEVICE:
         with contextlib.suppress(ImportError):
@@ -181,6 +189,9 @@ def _define_libdevice(interpreter: Any, replace: Any) -> None:
                 function: Any = torch
                 for part in path.split("."):
                     function = getattr(function, part)
+                if hasattr(module, name):
+                    replace(module, name, _by_torch(interpreter, function))
+            for name, function in written_out.items():
                 if hasattr(module, name):
                     replace(module, name, _by_torch(interpreter, function))
 
@@ -263,3 +274,31 @@ def _with_tile(interpreter: Any, original: Any) -> Any:
         return pointers, masks if is_tile else interpreter.TensorHandle(masks, interpreter.tl.int1)
 
     return materialize_pointers
+
+
+def _accept_other_names(interpreter: Any, replace: Any) -> None:
+    """Let kernels call functions of ``triton.language`` by names of their file: ``exp = tl.math.exp``, ``from ... import load``.
+
+    The interpreter replaces attributes of ``triton.language`` alone, for the time of a launch.
+    """
+    tl, original = interpreter.tl, interpreter.InterpretedFunction.rewrite
+
+    def forwarded(place: Any, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(place, name)(*args, **kwargs)
+
+        return call
+
+    def rewrite(self: Any) -> Any:
+        names = self.fn.__globals__
+        for name, value in [*names.items()]:
+            known, home = getattr(value, "__name__", ""), getattr(value, "__module__", "")
+            places = [tl, tl.math] if tl.core.is_builtin(value) else []
+            # A file may load its copy of libdevice, as versions of Triton have it in different places.
+            places += [importlib.import_module(home)] if home in LIBDEVICE else []
+            place = next((item for item in places if hasattr(item, known)), None)
+            if place is not None:
+                names[name] = forwarded(place, known)
+        return original(self)
+
+    replace(interpreter.InterpretedFunction, "rewrite", rewrite)

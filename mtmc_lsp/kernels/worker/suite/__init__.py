@@ -1,0 +1,1 @@
+"""Tests of a suite of PyTorch functions."""
