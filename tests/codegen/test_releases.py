@@ -59,7 +59,16 @@ class View:
 
 CHAIN = ["a = new(8, x)", "b = new(8, a)", "c = new(8, b)", "d = new(8, c)"]
 VIEWS = ["a = new(8, x)", "v = view(a)", "b = new(8, v)", "c = new(8, b)", "d = new(8, c)"]
-SEVERAL_LINES = ["a = new(", "    8,", "    x,", ")", "b = new(8, a)", "for i in range(2):", "    c = new(8, b)", "d = new(8, b)"]
+SEVERAL_LINES = [
+    "a = new(",
+    "    8,",
+    "    x,",
+    ")",
+    "b = new(8, a)",
+    "for i in range(2):",
+    "    c = new(8, b)",
+    "d = new(8, b)",
+]
 FLAG = ["a = new(8, x)", "# a is not needed later.", "b = new(8, a)", "if x is None:", "    return a", "c = new(8, b)"]
 
 
