@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mtmc_lsp.capture.neutral_operations import earlier_tensor
+from mtmc_lsp.capture.neutral_operations import changed_tensors, earlier_tensor
 from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
 from mtmc_lsp.ir.lower import GraphBox, lower
@@ -48,6 +48,8 @@ class _Choice:
         self._ir, self._graph = ir, ir.graph
         self._saved: set[str] = set()
         """Nodes whose values are in memory during the backward pass."""
+        self._changed = changed_tensors(self._graph)
+        """Tensors that have other values during the backward pass."""
 
     def made_again(self) -> list[str]:
         """The nodes to compute again, in execution order."""
@@ -115,6 +117,8 @@ class _Choice:
     def _is_cheap(self, node: Node) -> bool:
         if node.name in self._ir.tables.nodes:
             return True  # each pass keeps its tables from call to call
+        if self._changed & {Ref(node.name), *node.inputs()}:
+            return False
         return node.name not in self._ir.opaque and all(prim.op in CHEAP for prim in self._ir.of_node(node.name))
 
     def _walk(self, name: str, dropped: Set[str] = frozenset()) -> Iterator[tuple[str, bool]]:

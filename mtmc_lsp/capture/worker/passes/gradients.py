@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from mtmc_lsp.capture.neutral_operations import changed_tensors
 from mtmc_lsp.capture.worker.passes.decompositions import MEAN, SUM, wide
 from mtmc_lsp.capture.worker.passes.group_norms import group_norm, group_norm_backward
-from mtmc_lsp.core.graph import BATCH_NORM, RECURRENT_GATES, Graph, InputKind, Mutation, Ref
+from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, InputKind, Mutation, Ref
 
 TANGENT = "mtmc.tangent.default"
 IDENTITIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
@@ -73,7 +74,7 @@ def why_not_trainable(graph: Graph) -> str:
     """Why the backward pass of a captured target is not supported; empty if it is."""
     assert graph.backward is not None
     for mutation in graph.mutations:
-        if not _is_running_statistic(graph, mutation):
+        if not _is_apart(graph, mutation):
             return f"the code changes {mutation.input} in place"
     for node in graph.nodes:
         if node.op.split(".")[1] in RECURRENT_GATES:
@@ -88,13 +89,16 @@ def why_not_trainable(graph: Graph) -> str:
     return ""
 
 
-def _is_running_statistic(graph: Graph, mutation: Mutation) -> bool:
-    """Whether a buffer is only read to compute its new value, so that the backward pass cannot depend on it."""
+def _is_apart(graph: Graph, mutation: Mutation) -> bool:
+    """Whether no gradient depends on a changed buffer itself, as autograd requires.
+
+    What the forward pass computes from its old value, such as targets of a loss, is saved.
+    """
     kind = next(item.kind for item in graph.inputs if item.name == mutation.input)
-    return kind is InputKind.BUFFER and all(
-        node.op == BATCH_NORM or (node.name == mutation.value.name and not graph.readers(node.name))
-        for node in graph.readers(mutation.input)
-    )
+    changed = changed_tensors(graph)
+    read = {ref for name in graph.backward_nodes for ref in graph.node(name).inputs()}
+    returned = {*graph.forward_outputs, *graph.gradients}
+    return kind is InputKind.BUFFER and not changed & (read | returned)
 
 
 def is_input_or_view(graph: Graph, ref: Ref) -> bool:
