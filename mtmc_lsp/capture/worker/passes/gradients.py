@@ -8,7 +8,7 @@ a result is the operator ``mtmc::tangent`` of that result, which :mod:`mtmc_lsp.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -126,6 +126,8 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
         aten.native_group_norm.default: group_norm,
         aten.native_group_norm_backward.default: group_norm_backward,
     }
+    norm = aten.native_batch_norm_backward.default
+    ours[norm] = partial(_batch_norm_backward, table[norm])
     ours |= {op: _divided_by_count(table[op]) for op in (getattr(aten, name).default for name in MEAN_LOSSES)}
     return {**chosen, **more, **ours}
 
@@ -158,6 +160,39 @@ def _divided_by_count(of_sum: Callable[..., Any]) -> Callable[..., Any]:
         return of_sum(exact / x.numel(), x, target, SUM, *rest)
 
     return backward
+
+
+def _batch_norm_backward(
+    of_torch: Callable[..., Any],
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    inverse: torch.Tensor | None,
+    train: bool,
+    eps: float,
+    needed: Sequence[bool],
+) -> Any:
+    """Means over a channel. PyTorch's decomposition multiplies by a quotient of sizes, which fixes them."""
+    if not train or mean is None or inverse is None:
+        return of_torch(gradient, x, weight, running_mean, running_var, mean, inverse, train, eps, needed)
+    along, others = [-1 if i == 1 else 1 for i in range(x.dim())], [i for i in range(x.dim()) if i != 1]
+    upstream, centred = wide(gradient), wide(x) - mean.view(along)
+    product = upstream * centred
+    scale = inverse if weight is None else inverse * wide(weight)
+    of_x = of_weight = of_bias = None
+    if needed[0]:
+        of_product = product.mean(others, keepdim=True) * inverse.square().view(along)
+        of_x = (upstream - centred * of_product - upstream.mean(others, keepdim=True)) * scale.view(along)
+        of_x = of_x.to(x.dtype)
+    dtype = x.dtype if weight is None else weight.dtype
+    if needed[1]:
+        of_weight = (product.sum(others) * inverse).to(dtype)
+    if needed[2]:
+        of_bias = upstream.sum(others).to(dtype)
+    return of_x, of_weight, of_bias
 
 
 def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
