@@ -106,10 +106,10 @@ class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Attention in single operations if it drops probabilities."""
-        if not dropout_p:
+        """Attention in single operations if it drops probabilities, unless the graph leaves that to the library."""
+        if not dropout_p or self._next == len(self._seeds):
             options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-            result: torch.Tensor = ATTENTION(query, key, value, attn_mask, is_causal=is_causal, scale=scale, **options)
+            result: torch.Tensor = ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
             return result
         if enable_gqa:
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
