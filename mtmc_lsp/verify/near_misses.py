@@ -69,7 +69,7 @@ def settle(outcome: CaseOutcome, run: Callable[[Case], CaseOutcome | None], prec
         other = run(replace(outcome.case, seed=seed, has_all_draws=True))
         if other is None:
             continue
-        may_fail = {item.name for item in (*other.measurements, *other.counts)}
+        may_fail = {item.name for item in other.measurements} | {item.name for item in other.counts}
         if not _failed(other) <= may_fail or (not other.is_correct and not _failed(other)):
             return other
         measured.append(other.measurements)

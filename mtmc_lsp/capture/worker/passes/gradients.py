@@ -118,7 +118,7 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     chosen = {op: function for op, function in table.items() if _is_backward(str(op).split(".")[1])}
     more = {op: function for op, function in decomposition_table.items() if str(op).removeprefix("aten.") in FORWARD}
     aten = torch.ops.aten
-    ours = {
+    ours: dict[Any, Callable[..., Any]] = {
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
         aten.log_sigmoid_forward.default: _log_sigmoid,
