@@ -67,7 +67,10 @@ def _unusable_record(record: RecordedTarget | None) -> str:
 
 
 def _with_module_form(workload: Workload, path: str, text: bytes, record: RecordedTarget | None) -> Workload:
-    """The workload with the dtype and mode of its module: as in the directive, else as recorded, else as in the file's text."""
+    """The workload with the dtype and mode of its module: as in the directive, else as recorded, else as in the file's text.
+
+    If none says it, a module that is trained is in training mode, and others are in evaluation mode.
+    """
     target = workload.target
     form, notes = module_form(text, target, path), list(workload.assumed)
     observed = [(recorded_form(record), "as in the recorded calls")] if record is not None else []
@@ -81,6 +84,9 @@ def _with_module_form(workload: Workload, path: str, text: bytes, record: Record
         if completed.training != form.training and completed.training:
             notes.append(f"{target.class_name} is in training mode, {origin}")
         form = completed
+    if workload.trains and form.training is None and target.class_name and not workload.as_constructed:
+        # Programs train in training mode, in which modules are constructed.
+        form = replace(form, training=True)
     return replace(workload, module=form, assumed=tuple(notes))
 
 

@@ -14,6 +14,15 @@ VIEWS_OF_SHAPES = frozenset("view reshape _unsafe_view expand squeeze alias deta
 SAME_MEMORY = frozenset("view reshape _unsafe_view expand squeeze alias detach slice permute transpose t".split())
 """Operations that never copy a tensor whose shape and strides they keep."""
 
+VIEWS_AND_COPIES = (
+    VIEWS_OF_SHAPES
+    | SAME_MEMORY
+    | frozenset(
+        "clone unsqueeze select split split_with_sizes unbind chunk narrow diagonal unfold as_strided flatten".split()
+    )
+)
+"""Operations whose results may be the memory of their first argument, or a copy of it."""
+
 
 def constant_number(value: Argument) -> float | None:
     """The value of a number that is known now; ``None`` for other arguments."""
@@ -89,3 +98,12 @@ def earlier_tensor(graph: Graph, ref: Ref) -> Ref:
     if graph.type_of(before) != node.type or [inner_order[i] for i in outer_order] != list(range(len(outer_order))):
         return ref
     return earlier_tensor(graph, before)
+
+
+def changed_tensors(graph: Graph) -> frozenset[Ref]:
+    """The inputs that the target changes in place, their new values, and views and copies of both."""
+    changed = {ref for mutation in graph.mutations for ref in (Ref(mutation.input), mutation.value)}
+    for node in graph.nodes if changed else ():
+        if node.op.split(".")[1] in VIEWS_AND_COPIES and changed & set(node.inputs()):
+            changed |= {Ref(node.name, i) for i in range(len(node.outputs))}
+    return frozenset(changed)

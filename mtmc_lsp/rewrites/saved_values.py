@@ -7,11 +7,11 @@ memory traffic are repeated: elementwise operations and views of values that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mtmc_lsp.capture.neutral_operations import earlier_tensor
+from mtmc_lsp.capture.neutral_operations import changed_tensors, earlier_tensor
 from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
 from mtmc_lsp.ir.lower import GraphBox, lower
@@ -48,10 +48,12 @@ class _Choice:
         self._ir, self._graph = ir, ir.graph
         self._saved: set[str] = set()
         """Nodes whose values are in memory during the backward pass."""
+        self._changed = changed_tensors(self._graph)
+        """Tensors that have other values during the backward pass."""
 
     def made_again(self) -> list[str]:
         """The nodes to compute again, in execution order."""
-        again: set[str] = set()
+        again, alone = set[str](), list[str]()
         needed = self._needed()
         # Other results than those that autograd's formulas read are not saved: the user may change them in place.
         results = {ref.name for ref in self._graph.forward_outputs}
@@ -60,12 +62,34 @@ class _Choice:
             if node.name in self._saved:
                 continue
             frontier = self._frontier(node.name)
-            if sum(self._bytes(name) for name in frontier) < self._bytes(node.name) or not frontier:
+            if self._total(frontier) < self._bytes(node.name) or not frontier:
                 self._saved |= frontier
                 again |= self._between(node.name)
             else:
                 self._saved.add(node.name)
+                alone.append(node.name)
+        for group in self._groups(alone):
+            again |= self._made_again_together(group)
         return [node.name for node in self._graph.nodes if node.name in again]
+
+    def _groups(self, names: Sequence[str]) -> list[set[str]]:
+        """Saved values that follow from the same values, such as the softmax of the rows and of the columns of one product."""
+        groups: list[tuple[set[str], set[str]]] = []
+        for name in names:
+            members, sources = {name}, self._frontier(name, {name})
+            for other in [group for group in groups if group[1] & sources]:
+                members, sources = members | other[0], sources | other[1]
+                groups.remove(other)
+            groups.append((members, sources))
+        return [members for members, _ in groups if len(members) > 1]
+
+    def _made_again_together(self, group: set[str]) -> set[str]:
+        """Save what the values of a group follow from instead of them, if that is less; returns what is then computed again."""
+        frontier = {source for name in group for source in self._frontier(name, group)}
+        if self._total(frontier - self._saved) >= self._total(group):
+            return set()
+        self._saved = (self._saved - group) | frontier
+        return {each for name in group for each in self._between(name)}
 
     def rounded(self, again: Sequence[str]) -> set[str]:
         """Values of both passes from which another saved value follows, such as the mean square of a row.
@@ -93,10 +117,12 @@ class _Choice:
     def _is_cheap(self, node: Node) -> bool:
         if node.name in self._ir.tables.nodes:
             return True  # each pass keeps its tables from call to call
+        if self._changed & {Ref(node.name), *node.inputs()}:
+            return False
         return node.name not in self._ir.opaque and all(prim.op in CHEAP for prim in self._ir.of_node(node.name))
 
-    def _walk(self, name: str) -> Iterator[tuple[str, bool]]:
-        """The node and what it is computed from, each with whether the walk ends there."""
+    def _walk(self, name: str, dropped: Set[str] = frozenset()) -> Iterator[tuple[str, bool]]:
+        """The node and what it is computed from, each with whether the walk ends there: at saved values that are not dropped."""
         pending, seen = [name], set[str]()
         while pending:
             current = pending.pop()
@@ -104,17 +130,21 @@ class _Choice:
             if node is None or current in seen:
                 continue
             seen.add(current)
-            ends = current in self._saved or not self._is_cheap(node)
+            ends = current in self._saved - dropped or not self._is_cheap(node)
             yield current, ends
             if not ends:
                 pending += [ref.name for ref in node.inputs()]
 
-    def _frontier(self, name: str) -> set[str]:
-        """The values that must be saved in addition, to compute a value again."""
-        return {current for current, ends in self._walk(name) if ends} - self._saved
+    def _frontier(self, name: str, dropped: Set[str] = frozenset()) -> set[str]:
+        """The values that must be saved in addition, to compute a value again; with saved ones if some are dropped."""
+        ends = {current for current, ends in self._walk(name, dropped) if ends}
+        return ends if dropped else ends - self._saved
 
     def _between(self, name: str) -> set[str]:
         return {current for current, ends in self._walk(name) if not ends}
+
+    def _total(self, names: Set[str]) -> float:
+        return sum(map(self._bytes, names))
 
     def _bytes(self, name: str) -> float:
         kinds = self._graph.node(name).outputs

@@ -20,6 +20,18 @@ fused backward operators (0.28x for a layer norm and 0.41x for DPO after the fir
 LESS_MEMORY = 0.9
 """A step that is as fast as the version before is accepted if a call allocates at most this share of that version's memory."""
 
+MORE_MEMORY, LEAST_MEMORY = 1.02, 2 << 20
+"""The ratio of peaks from which a step says that it needs more memory than the user's code, and the least difference, which is a
+piece of memory of torch's allocator."""
+
+
+def _more_memory(timing: Timing) -> str:
+    """How much more memory a version needs than the user's code, to add to a reason; empty if it does not."""
+    more, peak = timing.more_bytes("eager") or 0, timing.peak_bytes or 0
+    if more < LEAST_MEMORY or peak <= MORE_MEMORY * (peak - more):
+        return ""
+    return f"; it needs {more / 1e6:.1f} MB more memory than your code"
+
 
 def base_ratio(graph: Graph, region: Collection[str]) -> float:
     """The ratio of eager time to its time from which a first kernel on a region is a base to tune."""
@@ -76,6 +88,7 @@ class Judge:
         name = "the step before" if against == "previous" else "your code"
         interval = (
             f"{ratio.ratio:.2f}x the speed of {name} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
+            f"{_more_memory(timing)}"
         )
         if ratio.low > max(1.0, timing.noise.high):
             return replace(step, status=StepStatus.ACCEPTED, reason=interval)

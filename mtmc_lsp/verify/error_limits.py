@@ -24,6 +24,9 @@ GRADIENT_OF = "gradient of "
 NEAR = 1.2
 """An error above the limit by less than this factor may be chance, and is measured on further inputs."""
 
+NEAR_COUNT = 2.0
+"""The same for a number of elements. One token whose rounding decides moves whole rows of a weight's gradient."""
+
 
 class Draws(IntEnum):
     """How often the oracle runs with random rounding. Each draw can only raise limits, so few candidates need them."""
@@ -81,6 +84,21 @@ class Measurement:
             checked,
             conditioning,
         )
+
+
+@dataclass(frozen=True)
+class ElementCount:
+    """How many elements of a result differ by more than rounding explains."""
+
+    name: str
+    """Of the check."""
+    outside: int
+    limit: int
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the number is above the limit by so little that it may be chance."""
+        return self.limit < self.outside <= NEAR_COUNT * self.limit
 
 
 @dataclass(frozen=True)

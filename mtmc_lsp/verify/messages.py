@@ -11,7 +11,7 @@ from mtmc_lsp.core.results import Check
 from mtmc_lsp.core.workload import Capture, Target, Workload
 from mtmc_lsp.process.protocol import NoAnswer, Request
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.error_limits import Measurement
+from mtmc_lsp.verify.error_limits import ElementCount, Measurement
 from mtmc_lsp.verify.use.uses import Use
 
 STORED, STORED_AFTER = "stored", "stored in inputs"
@@ -393,6 +393,8 @@ class JudgeAnswer:
     """Answers that need no computation and pass as well: ``zeros``, ``a copy of x``."""
     measurements: tuple[Measurement, ...] = ()
     """Of the results whose floating-point values were compared."""
+    counts: tuple[ElementCount, ...] = ()
+    """Of elements of results that differ by more than rounding explains."""
     unexplained: tuple[int, ...] = ()
     """Numbers of the results that differ between the candidate's calls, but not between the reference's."""
     is_identical: bool = False

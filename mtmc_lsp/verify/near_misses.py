@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.core.results import Check, CheckStatus, VerdictStatus
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.error_limits import FACTORS, Agreement, Measurement, judge
+from mtmc_lsp.verify.error_limits import FACTORS, Agreement, ElementCount, Measurement, judge
 from mtmc_lsp.verify.outcomes import CaseOutcome
 
 FURTHER_SEEDS = 4
@@ -21,6 +21,7 @@ def is_near_miss(outcome: CaseOutcome, precision: str) -> bool:
     """Whether a case failed, and only because of errors that are slightly above their limits."""
     failed = _failed(outcome)
     near = {item.name for item in outcome.measurements if judge([item], FACTORS[precision]).is_near}
+    near |= {item.name for item in outcome.counts if item.is_near}
     return outcome.status is VerdictStatus.INCORRECT and bool(failed) and failed <= near
 
 
@@ -55,26 +56,27 @@ def settle(outcome: CaseOutcome, run: Callable[[Case], CaseOutcome | None], prec
     """The outcome of a near miss, by its errors on four further seeds together with the first; see :func:`judge`.
 
     The first seed stays in the mean, so repeating it cannot only help. On the further ones, too, nothing but errors of values
-    may fail.
+    may fail. The same applies to numbers of elements that differ.
 
     Args:
         outcome: a near miss.
         run: runs the candidate on a case; ``None`` if the reference does not accept it.
         precision: ``budget`` or ``strict``, as in the settings.
     """
-    measured = [outcome.measurements]
+    measured, counted = [outcome.measurements], [*outcome.counts]
     for number in range(1, FURTHER_SEEDS + 1):
         seed = outcome.case.seed + number * SEED_STEP
         other = run(replace(outcome.case, seed=seed, has_all_draws=True))
         if other is None:
             continue
-        if not _failed(other) <= {item.name for item in other.measurements} or (
-            not other.is_correct and not _failed(other)
-        ):
+        may_fail = {item.name for item in other.measurements} | {item.name for item in other.counts}
+        if not _failed(other) <= may_fail or (not other.is_correct and not _failed(other)):
             return other
         measured.append(other.measurements)
+        counted += other.counts
     agreements = {name: _over_all(name, measured, precision) for name in _names(measured)}
     wrong = {name: agreement.problem for name, agreement in agreements.items() if agreement.problem}
+    wrong |= _too_many(counted)
     if wrong:
         name, problem = next(iter(wrong.items()))
         return replace(outcome, reason=f"{name}: {problem}, over {len(measured)} seeds")
@@ -93,6 +95,18 @@ def _failed(outcome: CaseOutcome) -> set[str]:
 
 def _names(measured: list[tuple[Measurement, ...]]) -> list[str]:
     return list(dict.fromkeys(item.name for items in measured for item in items))
+
+
+def _too_many(counted: Sequence[ElementCount]) -> dict[str, str]:
+    """By check, what is wrong if more elements differ on average than may."""
+    wrong = {}
+    for name in dict.fromkeys(item.name for item in counted):
+        outside, limit = (
+            sum(numbers) for numbers in zip(*[(i.outside, i.limit) for i in counted if i.name == name], strict=True)
+        )
+        if outside > limit:
+            wrong[name] = f"{outside} elements differ by more than rounding explains, the limit is {limit}"
+    return wrong
 
 
 def _over_all(name: str, measured: list[tuple[Measurement, ...]], precision: str) -> Agreement:

@@ -9,7 +9,7 @@ from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
-from mtmc_lsp.verify.error_limits import GRADIENT_OF, Measurement
+from mtmc_lsp.verify.error_limits import GRADIENT_OF, ElementCount, Measurement
 from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer, WholeTargetAnswer
 
 LARGER = "larger sizes"
@@ -54,6 +54,8 @@ class CaseOutcome:
     """Of the compared results, those for which zeros pass as well."""
     measurements: tuple[Measurement, ...] = ()
     """Of its floating-point results."""
+    counts: tuple[ElementCount, ...] = ()
+    """Of elements of its results that differ by more than rounding explains."""
     library_share: float | None = None
     """The part of the reference's arithmetic that torch's own operations do in the candidate; ``None`` if it was not counted."""
     host_reads: int = 0
@@ -176,6 +178,7 @@ def judged_outcome(
         compared=frozenset(judged.compared) if inside else frozenset(),
         undecided=frozenset(judged.undecided) if inside else frozenset(),
         measurements=judged.measurements,
+        counts=judged.counts,
         library_share=_share(answer.library_operations, operations),
         trivial=trivial,
         host_reads=answer.host_reads,

@@ -193,7 +193,7 @@ MODULES: dict[str, str] = {
         super().__init__()
         self.norm = nn.BatchNorm2d(c)
 
-    # mtmc: x=f32[B,8,6,6] B=4 grad=x
+    # mtmc: x=f32[B,8,6,6] B=4 grad=x module=eval
     def forward(self, x):
         return F.relu(self.norm(x))
 """,

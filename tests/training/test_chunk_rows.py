@@ -142,6 +142,16 @@ def test_a_step_that_is_as_fast_with_less_memory_is_accepted(ratio: float, peak:
     assert ("accepted for its memory: 900.0 MB less" in judged.reason) is (is_accepted and ratio <= 1.0)
 
 
+@pytest.mark.parametrize(("peak", "says_more"), [(1030, True), (1019, False), (500, False)])
+def test_a_step_says_that_it_needs_more_memory_than_the_users_code(peak: int, says_more: bool) -> None:
+    step = Step(1, MacroAction(ActionKind.FUSE, ("mm",), (0, 0)), StepStatus.FAILED, "")
+    eager = BaselineTime("eager", 150.0, Ratio(1.5, 1.4, 1.6), Speed.FASTER, peak_bytes=1000 * 10**6)
+    timed = Timing(100.0, (eager,), "eager", Ratio(1.0, 0.99, 1.01), 100, "", 0.5, peak_bytes=peak * 10**6)
+    judged = Judge().timed(step, timed, base=BASE_RATIO)
+    text = "1.50x the speed of your code (1.40 to 1.60), 100.0 us"
+    assert judged.reason == (f"{text}; it needs 30.0 MB more memory than your code" if says_more else text)
+
+
 def test_without_a_gpu_predicted_memory_counts(checker: Checker) -> None:
     action = MacroAction(ActionKind.CHUNK_ROWS, ("mm",), (0, 0), expected=Expected(-1.0, saved_memory=1e9))
     step = Step(1, action, StepStatus.FAILED, "")

@@ -74,6 +74,18 @@ def f(logp, rewards, size=4):
 """,
         ("B_div_4", "S"),
     ),
+    "a batch norm": (
+        """class f(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+
+    # mtmc: x=f32[B,4,H,W] B=2 H=6 W=8 grad=x
+    def forward(self, x):
+        return F.relu(self.norm(x))
+""",
+        ("B", "H", "W"),
+    ),
     "a convolution": (
         """class f(nn.Module):
     def __init__(self):

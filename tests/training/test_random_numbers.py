@@ -50,6 +50,30 @@ def f(x, kept):
 """,
 }
 
+DROPPED = {
+    "attention of torch": """# mtmc: q=f32[B,2,S,8] k=f32[B,2,S,8] v=f32[B,2,S,8] B=2 S=12 grad=q,k,v
+def f(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, is_causal=True)
+""",
+    "attention layer": """class f(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
+
+    # mtmc: x=f32[B,S,16] B=2 S=12 grad=x
+    def forward(self, x):
+        mixed, weights = self.attend(x, x, x)
+        return F.dropout(x + mixed, 0.3, self.training), weights
+""",
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_probabilities_that_attention_drops_are_those_of_the_kernels(checker: Checker, name: str) -> None:
+    capture = checker.capture(HEAD + DROPPED[name])
+    assert sum("dropout" in node.op for node in capture.graph.nodes) == (2 if name == "attention layer" else 1)
+    assert checker.first_failure(capture, planned(capture), cases(capture)[:3]) == ""
+
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_results_and_gradients_follow_from_the_numbers_of_eager_mode(checker: Checker, name: str) -> None:

@@ -7,6 +7,9 @@ import re
 import pytest
 
 from mtmc_lsp.ir.run_time_numbers import numbers_of
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.rewrites.saved_values import split
+from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.verify.cases import ALIASED, FORWARD, STRIDED, VALUES, version_cases
 from tests.codegen.checker import Checker, start
 from tests.training.targets import HEAD, MODULES, TARGETS, cases, planned
@@ -68,6 +71,14 @@ def test_tables_are_kept_by_each_pass_and_not_saved_in_each_call(checker: Checke
     assert len(functions) == 2 and not any("arange" in function for function in functions)
     saved = re.search(r"ctx.save_for_backward\((.*?)\)", source, re.DOTALL)
     assert saved is not None and not {"labels", "to_copy", "ne"} & set(re.findall(r"\w+", saved[1]))
+
+
+def test_two_softmaxes_of_one_product_save_the_product_instead_of_both(checker: Checker) -> None:
+    capture = checker.capture(HEAD + TARGETS["contrastive"].replace("B=16", "B=48"))
+    passes = split(ir_of(capture.graph, Schedule()).graph)
+    squares = [ref for ref in passes.saved if passes.whole.type_of(ref).numel.value({"B": 47, "D": 31}) == 47 * 47]
+    assert [passes.whole.node(ref.name).word for ref in squares] == ["mm"]
+    assert checker.first_failure(capture, planned(capture), cases(capture)) == ""
 
 
 def test_a_result_that_eager_mode_does_not_save_may_be_changed_in_place(checker: Checker) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mtmc_lsp.core.results import Check, CheckStatus, VerdictStatus
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.error_limits import Measurement, judge
+from mtmc_lsp.verify.error_limits import ElementCount, Measurement, judge
 from mtmc_lsp.verify.near_misses import is_near_miss, settle
 from mtmc_lsp.verify.outcomes import CaseOutcome
 
@@ -101,3 +101,33 @@ def test_with_few_elements_the_allowance_for_chance_shrinks_with_the_number_of_s
 def test_a_result_of_zeros_is_judged_over_several_seeds_without_overflow() -> None:
     zeros = measured(1e295, 1e294)
     assert judge([zeros] * 5, 8.0).problem
+
+
+COUNT = "gradient of weight by element"
+
+
+def counted(outside: int, *, seed: int = CASE.seed, limit: int = 100) -> CaseOutcome:
+    """An outcome whose values are right as a whole, and of which some elements differ."""
+    right, case = measured(1e-6, 1e-6), replace(CASE, seed=seed)
+    found = outcome(case, right, also_failed=COUNT if outside > limit else "")
+    return replace(found, counts=(ElementCount(COUNT, outside, limit),))
+
+
+@pytest.mark.parametrize(("outside", "near"), [(100, False), (101, True), (200, True), (201, False)])
+def test_a_number_of_elements_is_near_its_limit_up_to_twice_that(outside: int, near: bool) -> None:
+    assert is_near_miss(counted(outside), "budget") is near
+    assert not is_near_miss(replace(counted(outside), counts=()), "budget")
+
+
+@pytest.mark.parametrize(
+    ("others", "is_correct"), [((60, 150, 0, 40), True), ((140, 140, 140, 140), False), ((0, 0, 0, 900), False)]
+)
+def test_elements_that_differ_are_counted_over_all_seeds(others: tuple[int, ...], is_correct: bool) -> None:
+    """One row of a weight's gradient is one draw, so their number varies from seed to seed."""
+    numbers = iter(others)
+    verdict = settle(counted(136), lambda case: counted(next(numbers), seed=case.seed), "budget")
+    assert verdict.is_correct is is_correct
+    total = 136 + sum(others)
+    assert is_correct or verdict.reason == (
+        f"{COUNT}: {total} elements differ by more than rounding explains, the limit is 500, over 5 seeds"
+    )

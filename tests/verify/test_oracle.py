@@ -78,3 +78,32 @@ def test_random_numbers_are_even_over_their_range() -> None:
     assert float(values.max()) < 1
     counts = torch.histc(values, 10, 0, 1)
     assert float((counts - 10_000).abs().max()) < 500
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "choice", "bias"])
+def test_attention_that_drops_probabilities_is_that_of_torch_before_they_are_dropped(mask: str) -> None:
+    """With identity values, the result is the probabilities: dropped ones are 0, and others are scaled."""
+    query, key = torch.randn(2, 4, 8, 16, dtype=torch.float64), torch.randn(2, 2, 8, 16, dtype=torch.float64)
+    value = torch.eye(8, dtype=torch.float64).expand(2, 2, 8, 8)
+    masks = {"choice": torch.rand(8, 8) > 0.2, "bias": torch.randn(8, 8, dtype=torch.float64)}
+    options = {"attn_mask": masks.get(mask), "is_causal": mask == "causal", "scale": 0.3, "enable_gqa": True}
+    attention = torch.nn.functional.scaled_dot_product_attention
+    whole = attention(query, key, value, **options)
+    with SharedRandomMode(draw_seeds(3, 1, "cpu")):
+        dropped = attention(query, key, value, dropout_p=0.25, **options)
+    (seed,) = draw_seeds(3, 1, "cpu")
+    is_kept = uniform(seed, whole.numel(), "cpu").view(whole.shape) >= 0.25
+    assert not is_kept.all()
+    torch.testing.assert_close(dropped, torch.where(is_kept, whole / 0.75, 0.0))
+
+
+def test_dropout_inside_an_attention_layer_is_shared_and_torch_is_as_before() -> None:
+    layer = torch.nn.MultiheadAttention(8, 2, dropout=0.5)
+    x, before = torch.randn(4, 3, 8), torch.nn.functional.dropout
+    results = []
+    for seed in (1, 2):
+        with SharedRandomMode(draw_seeds(3, 1, "cpu")):
+            torch.manual_seed(seed)
+            results.append(layer(x, x, x)[1])
+    assert torch.equal(*results)
+    assert torch.nn.functional.dropout is before

@@ -105,6 +105,7 @@ def _judged(
         undecided=tuple(comparison["inconclusive"]),
         trivial=tuple(trivial_answers(inputs, expected, request.precision) if request.finds_trivial else ()),
         measurements=tuple(comparison["measurements"]),
+        counts=tuple(comparison["counts"]),
         unexplained=tuple(_unexplained(request, inputs, expected)),
     )
     release_gpu_memory()

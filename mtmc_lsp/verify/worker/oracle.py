@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,6 +16,7 @@ CONVOLUTIONS = frozenset({"convolution", "convolution_backward", RECURRENT})
 """ATen operations that cuDNN computes. PyTorch has a separate TF32 setting for them."""
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"})
 """ATen operations that multiply matrices, as a dispatch mode sees them."""
+ATTENTION = F.scaled_dot_product_attention
 CUT_BITS = 42
 """The bits of a float64 significand that TF32 lacks."""
 
@@ -67,15 +70,56 @@ class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not
     ) -> Any:
         kwargs = dict(kwargs or {})
         if getattr(function, "__name__", "") == "dropout":
-            x = args[0]
-            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-            training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-            if training and p > 0:
-                seed = self._seeds[self._next]
-                self._next += 1
-                is_kept = uniform(seed, x.numel(), x.device).view(x.shape) >= p
-                return torch.where(is_kept, x * (1.0 / (1.0 - p) if p < 1 else 0.0), torch.zeros_like(x))
-        return function(*args, **kwargs)
+            return self._dropout(function, *args, **kwargs)
+        if function is ATTENTION:
+            return self._attention(*args, **kwargs)
+        if function is not F.multi_head_attention_forward:
+            return function(*args, **kwargs)
+        # Calls of a function of torch that is written in Python run without this mode.
+        plain = F.dropout
+        with (
+            patch.object(F, "dropout", lambda *given, **named: self._dropout(plain, *given, **named)),
+            patch.object(F, "scaled_dot_product_attention", self._attention),
+        ):
+            return function(*args, **kwargs)
+
+    def _dropout(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs["input"]
+        p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
+        return self._dropped(x, p) if training and p > 0 else function(*args, **kwargs)
+
+    def _dropped(self, x: torch.Tensor, p: float) -> torch.Tensor:
+        seed = self._seeds[self._next]
+        self._next += 1
+        is_kept = uniform(seed, x.numel(), x.device).view(x.shape) >= p
+        return torch.where(is_kept, x * (1.0 / (1.0 - p) if p < 1 else 0.0), torch.zeros_like(x))
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Attention in single operations if it drops probabilities, unless the graph leaves that to the library."""
+        if not dropout_p or self._next == len(self._seeds):
+            options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
+            result: torch.Tensor = ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+            return result
+        if enable_gqa:
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            is_choice = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if is_choice else scores + attn_mask
+        return self._dropped(torch.softmax(scores, -1), dropout_p) @ value
 
 
 def draw_seeds(seed: int, count: int, device: str) -> list[int]:

@@ -8,15 +8,16 @@ a result is the operator ``mtmc::tangent`` of that result, which :mod:`mtmc_lsp.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
 
+from mtmc_lsp.capture.neutral_operations import changed_tensors
 from mtmc_lsp.capture.worker.passes.decompositions import MEAN, SUM, wide
 from mtmc_lsp.capture.worker.passes.group_norms import group_norm, group_norm_backward
-from mtmc_lsp.core.graph import BATCH_NORM, RECURRENT_GATES, Graph, InputKind, Mutation, Ref
+from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, InputKind, Mutation, Ref
 
 TANGENT = "mtmc.tangent.default"
 IDENTITIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"})
@@ -73,7 +74,7 @@ def why_not_trainable(graph: Graph) -> str:
     """Why the backward pass of a captured target is not supported; empty if it is."""
     assert graph.backward is not None
     for mutation in graph.mutations:
-        if not _is_running_statistic(graph, mutation):
+        if not _is_apart(graph, mutation):
             return f"the code changes {mutation.input} in place"
     for node in graph.nodes:
         if node.op.split(".")[1] in RECURRENT_GATES:
@@ -88,13 +89,16 @@ def why_not_trainable(graph: Graph) -> str:
     return ""
 
 
-def _is_running_statistic(graph: Graph, mutation: Mutation) -> bool:
-    """Whether a buffer is only read to compute its new value, so that the backward pass cannot depend on it."""
+def _is_apart(graph: Graph, mutation: Mutation) -> bool:
+    """Whether no gradient depends on a changed buffer itself, as autograd requires.
+
+    What the forward pass computes from its old value, such as targets of a loss, is saved.
+    """
     kind = next(item.kind for item in graph.inputs if item.name == mutation.input)
-    return kind is InputKind.BUFFER and all(
-        node.op == BATCH_NORM or (node.name == mutation.value.name and not graph.readers(node.name))
-        for node in graph.readers(mutation.input)
-    )
+    changed = changed_tensors(graph)
+    read = {ref for name in graph.backward_nodes for ref in graph.node(name).inputs()}
+    returned = {*graph.forward_outputs, *graph.gradients}
+    return kind is InputKind.BUFFER and not changed & (read | returned)
 
 
 def is_input_or_view(graph: Graph, ref: Ref) -> bool:
@@ -114,7 +118,7 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     chosen = {op: function for op, function in table.items() if _is_backward(str(op).split(".")[1])}
     more = {op: function for op, function in decomposition_table.items() if str(op).removeprefix("aten.") in FORWARD}
     aten = torch.ops.aten
-    ours = {
+    ours: dict[Any, Callable[..., Any]] = {
         aten.nll_loss_backward.default: _nll_loss_backward,
         aten.nll_loss2d_backward.default: _nll_loss_backward,
         aten.log_sigmoid_forward.default: _log_sigmoid,
@@ -122,6 +126,8 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
         aten.native_group_norm.default: group_norm,
         aten.native_group_norm_backward.default: group_norm_backward,
     }
+    norm = aten.native_batch_norm_backward.default
+    ours[norm] = partial(_batch_norm_backward, table[norm])
     ours |= {op: _divided_by_count(table[op]) for op in (getattr(aten, name).default for name in MEAN_LOSSES)}
     return {**chosen, **more, **ours}
 
@@ -154,6 +160,39 @@ def _divided_by_count(of_sum: Callable[..., Any]) -> Callable[..., Any]:
         return of_sum(exact / x.numel(), x, target, SUM, *rest)
 
     return backward
+
+
+def _batch_norm_backward(
+    of_torch: Callable[..., Any],
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    inverse: torch.Tensor | None,
+    train: bool,
+    eps: float,
+    needed: Sequence[bool],
+) -> Any:
+    """Means over a channel. PyTorch's decomposition multiplies by a quotient of sizes, which fixes them."""
+    if not train or mean is None or inverse is None:
+        return of_torch(gradient, x, weight, running_mean, running_var, mean, inverse, train, eps, needed)
+    along, others = [-1 if i == 1 else 1 for i in range(x.dim())], [i for i in range(x.dim()) if i != 1]
+    upstream, centred = wide(gradient), wide(x) - mean.view(along)
+    product = upstream * centred
+    scale = inverse if weight is None else inverse * wide(weight)
+    of_x = of_weight = of_bias = None
+    if needed[0]:
+        of_product = product.mean(others, keepdim=True) * inverse.square().view(along)
+        of_x = (upstream - centred * of_product - upstream.mean(others, keepdim=True)) * scale.view(along)
+        of_x = of_x.to(x.dtype)
+    dtype = x.dtype if weight is None else weight.dtype
+    if needed[1]:
+        of_weight = (product.sum(others) * inverse).to(dtype)
+    if needed[2]:
+        of_bias = upstream.sum(others).to(dtype)
+    return of_x, of_weight, of_bias
 
 
 def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -121,6 +121,24 @@ def _instance_norm(
     return value.to(x.dtype)
 
 
+def _batch_norm(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """The operation without torch's question whether a channel has several values, which is a condition of the graph."""
+    if not training or not any(length > 1 for i, length in enumerate(x.shape) if i != 1):
+        return NotImplemented
+    return torch.batch_norm(
+        x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
+    )
+
+
 def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     """Equal parts, if the size in the workload is a multiple of their number: the size then varies in this unit."""
     size = x.shape[dim]
@@ -146,6 +164,7 @@ def _value(size: torch.SymInt) -> int:
 FORMS: dict[Any, Form] = {
     F.cross_entropy: _cross_entropy,
     F.one_hot: _one_hot,
+    F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
     F.interpolate: interpolate,
     torch.chunk: _chunk,

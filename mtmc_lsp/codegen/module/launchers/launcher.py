@@ -13,6 +13,7 @@ from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.direct_launches import launched_directly
 from mtmc_lsp.codegen.module.launchers.memory import FRESH, LauncherMemory
 from mtmc_lsp.codegen.module.launchers.operator import operator_lines
+from mtmc_lsp.codegen.module.launchers.releases import with_releases
 from mtmc_lsp.codegen.module.launchers.signature import launch_signature
 from mtmc_lsp.codegen.module.launchers.views import SAME_START, View, without_views
 from mtmc_lsp.codegen.module.naming import value_name
@@ -247,6 +248,7 @@ class Launcher(LauncherMemory):
         parameters = [*self.parameters, *self.flags, *map(launched_directly, kernels)]
         others = "\n".join([*prelude, *self._table_lines, *returned])
         self.lines = without_views(self.lines, self._views, self._kernel_arguments, others)
+        self.lines = with_releases(self.lines, self.tensor_bytes(), self._storage, returned)
         lines = [
             *(tables.source.split("\n") if tables is not None else []),
             *def_lines(name, parameters),

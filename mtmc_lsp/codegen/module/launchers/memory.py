@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mtmc_lsp.codegen.kernel.kernel import Scratch
 from mtmc_lsp.codegen.kernel.snippets import tuple_text
 from mtmc_lsp.codegen.module.launchers.values import LauncherValues
 from mtmc_lsp.codegen.module.naming import value_name
+from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import Mutation, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.concat_outputs import adds_to_zeros
 from mtmc_lsp.ir.output_aliasing import may_overwrite, replaced_product
 from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.tuning.cost import tensor_bytes
 
 FRESH = frozenset(
     "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros select_scatter clone".split()
@@ -159,4 +162,13 @@ class LauncherMemory(LauncherValues):
         name = self.names.unique(scratch.name)
         self.lines.append(f"{name} = {self._empty(scratch.dtype, scratch.shape)}")
         self._scratch[scratch] = name
+        elements = math.prod(size.value(self.ir.graph.sizes) for size in scratch.shape)
+        self._scratch_bytes[name] = float(itemsize(scratch.dtype) * elements)
         return name
+
+    def tensor_bytes(self) -> dict[str, float]:
+        """Bytes of the tensors, by variable, at the sizes of the workload."""
+        graph, found = self.ir.graph, dict[str, float]()
+        for ref, name in self.variables.items():
+            found[name] = max(found.get(name, 0.0), tensor_bytes(graph.type_of(ref), graph.sizes))
+        return found | self._scratch_bytes

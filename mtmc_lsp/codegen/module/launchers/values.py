@@ -97,6 +97,8 @@ class LauncherValues:
         self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
         self._size_names = {symbol: self.names.unique(symbol) for symbol in self.whole_sizes}
         self._scratch: dict[Scratch, str] = {}
+        self._scratch_bytes: dict[str, float] = {}
+        """Bytes of these tensors, by variable."""
         self._locals: dict[str, str] = {}
         self._table_lines: list[str] = []
         """Statements that create tables: tensors that depend only on sizes."""

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, TOLERANCE
-from mtmc_lsp.verify.error_limits import FACTORS, GRADIENT_OF, LEAST, NOISE, Agreement, Measurement, judge
+from mtmc_lsp.verify.error_limits import (
+    FACTORS,
+    GRADIENT_OF,
+    LEAST,
+    NOISE,
+    Agreement,
+    ElementCount,
+    Measurement,
+    judge,
+)
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
 from mtmc_lsp.verify.worker.comparison.distances import (
@@ -40,6 +49,8 @@ class Comparison:
         self._pending: list[tuple[torch.Tensor, Callable[[list[float]], None]]] = []
         self.measurements: list[Measurement] = []
         """Of the floating-point results; complete after :meth:`finish`."""
+        self.counts: list[ElementCount] = []
+        """Of elements that differ; complete after :meth:`finish`."""
         self._errors: dict[str, tuple[float, float]] = {}
         """By result: the errors of the candidate and of the reference against the oracle."""
         self.compared: set[str] = set()
@@ -159,7 +170,10 @@ class Comparison:
             check = self._pending_check(f"{name} by element")
 
             def judge_elements(values: list[float]) -> None:
-                problem, is_conclusive = judge_counts(values, facts["outliers"], is_partial=facts["is_partial"])
+                problem, is_conclusive, number = judge_counts(
+                    values, facts["outliers"], check["name"], is_partial=facts["is_partial"]
+                )
+                self.counts += [number] if number is not None else []
                 self._decide(check, problem)
                 self._note_conclusive(name, is_conclusive)
 
@@ -285,6 +299,7 @@ def compare_case(
         "results": sorted(comparison.compared),
         "inconclusive": sorted(comparison.inconclusive),
         "measurements": comparison.measurements,
+        "counts": comparison.counts,
     }
 
 

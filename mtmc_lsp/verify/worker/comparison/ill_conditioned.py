@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON
+from mtmc_lsp.verify.error_limits import ElementCount
 from mtmc_lsp.verify.worker.comparison.distances import PIECE, Distances, comparable, finite, pieces
 
 OUTLIERS = 0.01
@@ -103,11 +104,15 @@ def distance_from_reference(candidate: torch.Tensor, reference: torch.Tensor) ->
     return torch.stack([distances.values[0], distances.norm])
 
 
-def judge_counts(counts: Sequence[float], outliers: float, *, is_partial: bool) -> tuple[str, bool]:
-    """The error according to :func:`elementwise_counts`, and whether the check is conclusive: whether zeros would fail.
+def judge_counts(
+    counts: Sequence[float], outliers: float, name: str = "", *, is_partial: bool
+) -> tuple[str, bool, ElementCount | None]:
+    """The error according to :func:`elementwise_counts`, whether the check is conclusive (whether zeros would fail), and the
+    number that decides; ``None`` where no element may differ.
 
     Args:
         outliers: the part of the elements that may exceed their limit.
+        name: of the check.
         is_partial: whether it is a part of the elements at which rounding is magnified.
     """
     outside, zeros, count, outside_magnified, magnified = map(int, counts)
@@ -115,4 +120,5 @@ def judge_counts(counts: Sequence[float], outliers: float, *, is_partial: bool) 
     detail = f"{outside} of {count} elements differ by more than rounding explains, the limit is {limit}"
     if is_partial and ordinary:
         detail = f"{ordinary} of {count - magnified} elements differ by more than rounding explains, the limit is 0"
-    return detail if outside > limit or (is_partial and ordinary) else "", zeros > limit
+        return detail, zeros > limit, None
+    return detail if outside > limit else "", zeros > limit, ElementCount(name, outside, limit)
