@@ -146,10 +146,20 @@ def _specific(guard: ast.FunctionDef) -> Iterator[str]:
         origins.note(statement)
         condition = tested(statement)
         for term in _terms(condition) if condition is not None else ():
-            loop = loop_of(term)
-            for part in _terms(loop[0]) if loop is not None else (term,):
+            for part, inner in _parts(term, origins):
                 if not any(text in ast.unparse(part) for text in COMMON):
-                    yield f"{origins.text(part)} for {loop[1]} in {TENSORS}" if loop is not None else origins.text(part)
+                    yield inner.text(part)
+
+
+def _parts(term: ast.expr, origins: Origins) -> Iterator[tuple[ast.expr, Origins]]:
+    """A condition; instead of one on all tensors of the call, its parts for each tensor."""
+    loop = loop_of(term)
+    if loop is None:
+        yield term, origins
+        return
+    for tensor in origins.tensors:
+        for part in _terms(loop[0]):
+            yield part, origins.with_variable(loop[1], tensor)
 
 
 def _terms(condition: ast.expr) -> Iterator[ast.expr]:

@@ -211,9 +211,9 @@ async def test_a_guard_of_many_conditions_is_cut_after_those_on_arguments(ide: E
     lines = (await hover(ide, uri, "class Net")).splitlines()
     assert lines[3:7] == [
         "x.dtype == torch.float32",
+        "x.is_contiguous()",
         "x.ndim == 3",
         "x.shape[2] == 8",
-        "x.is_contiguous()",
     ]
     assert lines[7] == "self.layer.bidirectional is False"
     assert lines[-2] == "... # and 33 more"

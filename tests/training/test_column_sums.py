@@ -226,9 +226,9 @@ def test_equal_constant_sizes_do_not_confuse_rows_and_columns(checker: Checker) 
 def test_longer_rows_get_more_warps(checker: Checker) -> None:
     capture = checker.capture(HEAD + NORM)
     candidate = planned(capture)
-    text = re.search(r"num_warps=(max\(.*)\), num_stages", candidate.source)
+    text = re.search(r"num_warps=(max\(.*\)),\s+num_stages", candidate.source)
     assert text is not None
-    warps = {n_cols: eval(text[1] + ")", {"n_cols": n_cols}) for n_cols in (1, 500, 1000, 1024, 4096, 8192)}
+    warps = {n_cols: eval(text[1], {"D": n_cols}) for n_cols in (1, 500, 1000, 1024, 4096, 8192)}
     schedule = from_json(Schedule, candidate.schedule)
     [config] = [each.config for each in schedule.kernels if isinstance(each.config, TileConfig) and each.config.persist]
     assert warps == {1: 1, 500: 2, 1000: 4, 1024: 4, 4096: 16, 8192: 16}

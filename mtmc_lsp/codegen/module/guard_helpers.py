@@ -177,7 +177,7 @@ def _do_not_overlap(tensors, updated) -> bool:
     HAVE_VALUES: '''def _dictionaries_hold(values, modules) -> bool:
     """Whether the dictionaries of all modules hold these values, each with its type; lists stand for tuples.
 
-    It reads one attribute of all modules at a time, which is faster. False proves nothing: a class may compute attributes.
+    One attribute of all modules is read at a time, which is faster. False proves nothing: attributes may be computed.
     """
     for kind in {*map(type, modules)}:
         if not issubclass(kind, torch.nn.Module) or kind.__getattr__ is not torch.nn.Module.__getattr__:
