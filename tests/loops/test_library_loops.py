@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.capture.client import find_workload, run_capture
-from mtmc_lsp.capture.worker.loops.keeping import LIBRARY_LINES, Keeper
+from mtmc_lsp.capture.worker.loops.keeping import Keeper
+from mtmc_lsp.capture.worker.loops.kept.kept_loop import LIBRARY_LINES
 from mtmc_lsp.capture.worker.loops.statements.functions import library_functions
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer
