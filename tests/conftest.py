@@ -14,6 +14,7 @@ from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
+from tests.worker_memory import close_large
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,6 +79,7 @@ def captured(user_file, interpreter_worker) -> Callable[[str, str], Capture]:
         path = user_file(text)
         source = path.read_bytes()
         target = find_target(source, str(path), name)
+        close_large(interpreter_worker)
         return run_capture(find_workload(str(path), source, target), source, interpreter_worker, 120)
 
     return capture

@@ -29,6 +29,7 @@ from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.messages import CandidateRequest, CandidateSource, CaseRequest, JudgeRequest, ReferenceRequest
+from tests.worker_memory import close_large
 
 SECONDS = 240.0
 NOT_LAUNCHED = "no kernel was launched"
@@ -56,6 +57,7 @@ class Checker:
 
     def capture(self, text: str, name: str = "f") -> Capture:
         """Write ``text`` to a new file and capture its target ``name``."""
+        close_large(self._reference_worker, self._candidate_worker, self._compile_worker)
         self._files_written += 1
         path = self.folder / f"target{self._files_written}.py"
         path.write_text(text)

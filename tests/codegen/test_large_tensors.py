@@ -153,7 +153,7 @@ def test_distant_columns_use_64_bit_offsets(checker: Checker) -> None:
     assert "cols = (start + tl.arange(0, BLOCK)[None, :]).to(tl.int64)" in generated
 
 
-@pytest.mark.parametrize(("block", "first"), [(4, "n_cols"), (64, "n_rows")])
+@pytest.mark.parametrize(("block", "first"), [(4, "M"), (64, "N")])
 def test_the_second_dimension_of_a_grid_has_less_than_2_to_the_16_blocks(
     checker: Checker, block: int, first: str
 ) -> None:
@@ -166,5 +166,5 @@ def test_the_second_dimension_of_a_grid_has_less_than_2_to_the_16_blocks(
     launch = re.search(r"f_kernel\[\(\((\w+) ", generated)
     assert launch is not None and launch[1] == first
     limits = re.findall(r"x\.shape\[([01])\] <= (\d+)", generated)
-    expected = {"n_cols": [("0", str(65535 * 16)), ("1", str(2**31 - 1))], "n_rows": [("1", str(65535 * 64))]}
+    expected = {"M": [("0", str(65535 * 16)), ("1", str(2**31 - 1))], "N": [("1", str(65535 * 64))]}
     assert limits == expected[first]

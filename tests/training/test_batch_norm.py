@@ -68,8 +68,8 @@ TARGETS: dict[str, str] = {
 }
 FAULTS: dict[str, tuple[str, str]] = {
     "statistics that are not updated": (
-        r"norm_running_mean, norm_running_var, out,\n",
-        "norm_running_mean.clone(), norm_running_var.clone(), out,\n",
+        r"norm_running_mean, norm_running_var, out, n_cols",
+        "norm_running_mean.clone(), norm_running_var.clone(), out, n_cols",
     ),
     "a call that is not counted": (r"norm_num_batches_tracked\.add_\(1\)", "pass"),
     "statistics of the running mean in the backward pass": (

@@ -79,7 +79,7 @@ def test_a_failure_becomes_a_small_file_that_shows_it_and_passes_once_mended(tmp
     assert answer.code == 1
     file = answer.document["reproduction"]
     text = Path(file).read_text()
-    assert len(text) < 20_000
+    assert len(text) < 24_000  # 14,000 of them are patches of the interpreter
     assert "autograd" not in text, "the target is not trained"
     run = [sys.executable, file]
     seen = subprocess.run(run, capture_output=True, text=True, timeout=800)
