@@ -45,7 +45,7 @@ class Counterpart:
     """By name. The fastest counts."""
     suite: Path = LOOPS
     is_last: bool = False
-    """Whether a kernel tries so many configurations that its row takes minutes, and other rows come first."""
+    """Whether the row runs after all others, because tuning its kernels takes minutes."""
 
 
 def _log(gate: torch.Tensor) -> torch.Tensor:
@@ -260,7 +260,7 @@ COUNTERPARTS: Mapping[str, Counterpart] = {
             "chunk_simple_gla": Contender(_linear_attention("chunk_simple_gla"), is_rounded=True),
             "fused_recurrent_simple_gla": Contender(_linear_attention("fused_recurrent_simple_gla")),
         },
-        # Its chunks are tuned among 48 configurations, each of which Triton compiles first.
+        # ``chunk_simple_gla`` compiles and times 48 configurations of one kernel.
         is_last=True,
     ),
     "cells::elman": _cudnn(_elman),

@@ -166,7 +166,7 @@ def analyse(
     ordered = tuple(sorted((name for name in members if name in positions), key=positions.__getitem__))
     torch_calls = sorted((chosen & ir.opaque) & set(positions), key=positions.__getitem__)
     if not ir.graph.inputs:
-        # As the standard deviation of one element, which is NaN.
+        # For example the standard deviation of one element, which is NaN.
         raise CannotFuse("it reads no tensor, so nothing tells on which device it would run")
     if torch_calls:
         raise CannotFuse(f"{ir.graph.node(torch_calls[0]).op} stays a torch call")

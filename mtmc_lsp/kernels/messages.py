@@ -221,7 +221,7 @@ class CallInputs(Enum):
     RANGES = "ranges"
     """The ranges of the recorded values, too: others raise an exception, or give NaN."""
     VALUES = "values"
-    """The recorded values alone, as for a positive definite matrix, or a kind that no directive describes."""
+    """Only the recorded values: a positive definite matrix, for example, or a kind that no directive describes."""
 
 
 @dataclass(frozen=True)

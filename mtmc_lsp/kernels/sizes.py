@@ -13,7 +13,7 @@ from mtmc_lsp.kernels.messages import CaseTrace, TraceCase
 MOST_ELEMENTS = 12_000
 """Elements in one case of the arguments with named sizes: the interpreter runs it in some tenths of a second."""
 MOST_FIXED_ELEMENTS = 2_000_000
-"""The same of arguments whose sizes are numbers, as a cache of keys."""
+"""The same limit for arguments of fixed size, such as a cache of keys."""
 QUICK_STEPS, MOST_FAILING = 600, 6
 """Memory operations of a sound case, and the failing cases, on which each candidate is observed."""
 SMALL = (1, 2, 1, 3), (2, 1, 3, 1)

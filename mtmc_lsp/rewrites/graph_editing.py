@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
@@ -121,6 +121,10 @@ class Chain:
         self.nodes.append(replace(node, kwargs=kwargs))
         return Ref(node.name)
 
+    def nodes_with_variable(self) -> list[Node]:
+        """The new nodes; the last one has the user's variable for the value of the replaced node."""
+        return [*self.nodes[:-1], replace(self.nodes[-1], variable=self.like.variable)]
+
 
 def numbers(shape: Iterable[Size]) -> tuple[Argument, ...]:
     """A shape as an argument of a node."""
@@ -137,6 +141,27 @@ def apply_edit(graph: Graph, edit: Edit) -> Graph:
         else:
             nodes.append(node.reading(swap))
     return without_dead(graph.of_nodes(nodes, swap))
+
+
+def replace_each(
+    graph: Graph, applies: Callable[[Node], bool], replacement: Callable[[Node, Node], tuple[Sequence[Node], Ref]]
+) -> Graph:
+    """``graph`` with other nodes in place of each node to which the rewrite applies.
+
+    Args:
+        replacement: takes a node, and this node with operands that earlier replacements changed; returns the new nodes, and the
+            value that replaces the node's.
+    """
+    nodes: list[Node] = []
+    swap: dict[Ref, Ref] = {}
+    for node in graph.nodes:
+        node_now = node.reading(swap)
+        if applies(node):
+            added, swap[Ref(node.name)] = replacement(node, node_now)
+            nodes += added
+        else:
+            nodes.append(node_now)
+    return graph.of_nodes(nodes, swap)
 
 
 def without_dead(graph: Graph) -> Graph:

@@ -125,7 +125,7 @@ def skipped(case: Case, name: str, why: str, *, ran: bool) -> CaseOutcome:
 
 
 def not_accepted(case: Case) -> CaseOutcome:
-    """The outcome of a case on which the reference fails, as code may whose sizes depend on each other."""
+    """The outcome of a case on which the reference fails, for example because its sizes depend on each other."""
     return skipped(case, "reference", "the reference does not accept these inputs", ran=False)
 
 

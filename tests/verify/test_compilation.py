@@ -147,7 +147,7 @@ def test_what_is_compiled_is_what_a_launch_finds_in_tritons_cache(
 def test_launchers_are_built_with_the_kernels_for_a_gpu_of_this_machine(
     builds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Triton 3.6 needs them. One that cannot be built is left to the first launch."""
+    """Triton 3.6 needs a launcher for each signature. If one cannot be built ahead, the first launch builds it."""
 
     def built(source: ASTSource, metadata: object) -> None:
         assert metadata.num_warps == 2  # type: ignore[attr-defined]

@@ -107,7 +107,7 @@ COUNT = "gradient of weight by element"
 
 
 def counted(outside: int, *, seed: int = CASE.seed, limit: int = 100) -> CaseOutcome:
-    """An outcome whose values are right as a whole, and of which some elements differ."""
+    """An outcome with a right error over all values, where single elements differ."""
     right, case = measured(1e-6, 1e-6), replace(CASE, seed=seed)
     found = outcome(case, right, also_failed=COUNT if outside > limit else "")
     return replace(found, counts=(ElementCount(COUNT, outside, limit),))

@@ -40,7 +40,7 @@ def guards_of(source: str, qualname: str) -> tuple[str, ...]:
     if isinstance(found, ast.ClassDef):
         found = _definition(found, "forward")
     lines = source.splitlines()
-    # A class that inherits ``forward`` gets one that is marked as a whole.
+    # Where a class inherits ``forward``, the whole method is generated, and the mark is in its first line.
     is_generated = isinstance(found, ast.FunctionDef) and DISPATCH in lines[found.lineno - 1]
     calls = [node for node in ast.walk(found) if isinstance(node, ast.Call)] if found is not None else []
     names = [

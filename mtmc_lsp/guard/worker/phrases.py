@@ -295,16 +295,19 @@ def _one_other_module(condition: ast.Call, scope: Scope) -> str:
     kind, indices, *modules = condition.args
     keys = scope.value(indices)
     for module in modules:
-        reason = _changed_module(module, kind, scope)
-        if reason or keys is None:
-            pass
-        elif len(scope.value(module)._modules) != len(keys):
-            reason = _other_length(module, len(keys), scope)
-        elif [*scope.value(module)._modules] != [*map(str, keys)]:
-            reason = f"the modules of {scope.text(module)} are in another order"
-        if reason:
+        if reason := _changed_module(module, kind, scope) or _other_indices(module, keys, scope):
             return reason
     return _generic(condition, scope)
+
+
+def _other_indices(node: ast.expr, keys: range | None, scope: Scope) -> str:
+    """How the indices of a container's modules differ from the captured ones; empty if they do not."""
+    actual = [*scope.value(node)._modules] if keys is not None else []
+    if keys is None or actual == [*map(str, keys)]:
+        return ""
+    if len(actual) != len(keys):
+        return _other_length(node, len(keys), scope)
+    return f"the modules of {scope.text(node)} are in another order"
 
 
 def _changed_module(node: ast.expr, kind_node: ast.expr, scope: Scope) -> str:

@@ -18,6 +18,7 @@ from mtmc_lsp.rewrites.graph_editing import (
     base_name,
     contiguous_type,
     numbers,
+    replace_each,
     uses_other_outputs,
 )
 
@@ -49,20 +50,15 @@ def without_biases(graph: Graph) -> Graph:
     """
     if not matches(graph):
         raise CannotRewrite("no convolution has a bias")
-    nodes: list[Node] = []
-    swap: dict[Ref, Ref] = {}
-    for node in graph.nodes:
-        node_now = node.reading(swap)
-        if not has_bias(graph, node):
-            nodes.append(node_now)
-            continue
+
+    def replacement(node: Node, node_now: Node) -> tuple[list[Node], Ref]:
         bias, kind = node_now.args[BIAS], node.type
         per_channel = tuple(size if d == 1 else ONE for d, size in enumerate(kind.shape))
         chain = Chain(node, graph, "bias")
         shaped = chain.add("reshape.default", (bias, numbers(per_channel)), contiguous_type(per_channel, kind.dtype))
         total = chain.add("add.Tensor", (Ref(node.name), shaped), kind)
         args = (*node_now.args[:BIAS], None, *node_now.args[BIAS + 1 :])
-        nodes += [replace(node_now, args=args, variable=""), *chain.nodes[:-1]]
-        nodes.append(replace(chain.nodes[-1], variable=node.variable))
-        swap[Ref(node.name)] = total
-    return graph.of_nodes(nodes, swap)
+        convolution = replace(node_now, args=args, variable="")
+        return [convolution, *chain.nodes_with_variable()], total
+
+    return replace_each(graph, lambda node: has_bias(graph, node), replacement)

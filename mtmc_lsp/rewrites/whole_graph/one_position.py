@@ -1,4 +1,4 @@
-"""Runs convolutions of images with one position as linear layers, as in the squeeze-and-excitation blocks of vision networks.
+"""Runs convolutions of images with one position as linear layers: squeeze-and-excitation blocks of vision networks have them.
 
 With one position and a kernel of one position, a convolution is the product of all images with the weights. The library of
 convolutions chooses kernels for large images, and may convert the layout of each operand in further launches. A linear layer is
@@ -6,8 +6,6 @@ one launch, and reads both operands as they are. Products are summed in float32 
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
@@ -18,6 +16,7 @@ from mtmc_lsp.rewrites.graph_editing import (
     base_name,
     contiguous_type,
     numbers,
+    replace_each,
     uses_other_outputs,
 )
 
@@ -59,25 +58,21 @@ def with_linear_layers(graph: Graph) -> Graph:
     """
     if not matches(graph):
         raise CannotRewrite("no convolution has images with one position")
-    nodes: list[Node] = []
-    swap: dict[Ref, Ref] = {}
-    for node in graph.nodes:
-        if not is_linear(graph, node):
-            nodes.append(node.reading(swap))
-            continue
+
+    def replacement(node: Node, node_now: Node) -> tuple[list[Node], Ref]:
         chain = Chain(node, graph, "linear")
         operands: list[Argument] = []
-        for ref in node.args[:2]:
+        for ref, value in zip(node.args[:2], node_now.args[:2], strict=True):
             assert isinstance(ref, Ref)
             kind = graph.type_of(ref)
             flat = kind.shape[:2]
-            value = swap.get(ref, ref)
             operands.append(chain.add("reshape.default", (value, numbers(flat)), contiguous_type(flat, kind.dtype)))
         shape = node.type.shape
         product = chain.add("linear.default", tuple(operands), contiguous_type(shape[:2], node.type.dtype))
-        swap[Ref(node.name)] = chain.add("reshape.default", (product, numbers(shape)), node.type)
-        nodes += [*chain.nodes[:-1], replace(chain.nodes[-1], variable=node.variable)]
-    return graph.of_nodes(nodes, swap)
+        result = chain.add("reshape.default", (product, numbers(shape)), node.type)
+        return chain.nodes_with_variable(), result
+
+    return replace_each(graph, lambda node: is_linear(graph, node), replacement)
 
 
 def _is_zero(padding: Argument) -> bool:

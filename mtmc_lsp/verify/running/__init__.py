@@ -1,1 +1,1 @@
-"""In which processes the cases of a candidate run."""
+"""How the cases of a candidate run: calls, processes, smaller failing cases, and the verdict."""

@@ -63,7 +63,8 @@ def run_side_by_side(
             try:
                 outcome = run(cases[number])
             except BaseException:
-                end = 0
+                with changing:
+                    end = 0
                 raise
             with changing:
                 outcomes[number] = outcome

@@ -27,9 +27,9 @@ class SecondProcess:
         self._preparing: threading.Thread | None = None
 
     def prepare(self, candidate: Adapter) -> None:
-        """Make the call that the first process is asked before the cases, in the background.
+        """Call the guard in the background, as the first process does before the cases.
 
-        The user's module is constructed then. The first process reports what is wrong.
+        This constructs the user's module. Errors are ignored here, because the first process reports them.
         """
         self._preparing = threading.Thread(target=self._call, args=(candidate,), daemon=True)
         self._preparing.start()

@@ -54,7 +54,7 @@ def classify(function: Callable[..., Any], record: dict[str, Any], is_finite: bo
 
 
 def _bounds(tensor: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Possible ranges of a tensor: the recorded one; for a constant, one that includes it and the unit interval first."""
+    """Ranges to try for a tensor: the recorded one. A constant is first widened to include 0 to 1."""
     low, high = tensor["low"], tensor["high"]
     return [(low, high)] if low < high else [(min(0.0, low), max(1.0, high)), (low, high)]
 
