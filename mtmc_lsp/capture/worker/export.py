@@ -157,7 +157,6 @@ def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
     line. An operation of the backward pass has the line of the operation whose gradient it computes: autograd numbers both alike.
     """
     original = torch.fx.proxy.TracerBase.create_node
-    emits_none = torch.fx.config.do_not_emit_stack_traces
     lines: dict[int, int] = {}
 
     def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,13 +176,26 @@ def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
         return node
 
     torch.fx.proxy.TracerBase.create_node = create_node
-    # Torch would write the whole stack into each node.
-    torch.fx.config.do_not_emit_stack_traces = True
+    try:
+        with _without_stacks():
+            yield
+    finally:
+        torch.fx.proxy.TracerBase.create_node = original
+
+
+@contextlib.contextmanager
+def _without_stacks() -> Iterator[None]:
+    """Keep torch from writing the whole stack into each node, where its version has a setting for that: 2.11 has none."""
+    setting, settings = "do_not_emit_stack_traces", torch.fx.config
+    if not hasattr(settings, setting):
+        yield
+        return
+    before = getattr(settings, setting)
+    setattr(settings, setting, True)
     try:
         yield
     finally:
-        torch.fx.proxy.TracerBase.create_node = original
-        torch.fx.config.do_not_emit_stack_traces = emits_none
+        setattr(settings, setting, before)
 
 
 def export_graph(
