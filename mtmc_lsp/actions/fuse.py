@@ -72,7 +72,7 @@ from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region, RegionKind, is_product
-from mtmc_lsp.schedule.cell_configs import keeps_matrices, kept_tiles
+from mtmc_lsp.schedule.cell_configs import keeps_columns, keeps_matrices, kept_tiles
 from mtmc_lsp.schedule.configs import (
     SPLIT_PRECISION_MODES,
     KernelConfig,
@@ -362,7 +362,8 @@ def _loop(ir: KernelIR, region: Region, config: KernelConfig) -> str:
     cell = loop_in(ir, region)
     if isinstance(cell, CellForm):
         kept = "the matrices stay in registers"
-        if not keeps_matrices(cell):
+        in_columns = isinstance(config, LoopConfig) and keeps_columns(cell, config)
+        if not (keeps_matrices(cell) or in_columns):
             kept = "the matrices are read from a cache in each iteration"
             if isinstance(config, LoopConfig) and kept_tiles(cell, config):
                 kept += ", except for a part that stays in registers"

@@ -11,6 +11,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Neighbourhood
 from mtmc_lsp.fusion.unit_order import parts_in_order
 from mtmc_lsp.ir.known_regions import region_or_none
+from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in, products_in
@@ -351,7 +352,8 @@ class FusionSearch:
             return recurrent_config(self.ir, layers, self.device, self.precision(layers.origin))
         if region.kind is RegionKind.LOOP:
             refused = {kind for name in region.nodes for kind in self._refused_forms.get(name, ())}
-            return first_form(self.ir, region, self.device, refused)
+            precision = self.precision(loop_in(self.ir, region).node.name) or PrecisionMode.IEEE
+            return first_form(self.ir, region, self.device, refused, precision)
         if region.kind in (RegionKind.ATTENTION, RegionKind.ATTENTION_GRADIENT):
             return attention_config(self.ir, region, self.device)
         return tile_config(self.ir, region, self.device)

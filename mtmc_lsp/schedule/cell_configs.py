@@ -8,9 +8,11 @@ from dataclasses import replace
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import is_low_precision, itemsize
 from mtmc_lsp.core.loop import MATRIX_TILE, MOST_MATRIX_TILES
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.cells import CellForm
+from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-from mtmc_lsp.schedule.configs import LEAST_DEPTH, LoopConfig
+from mtmc_lsp.schedule.configs import LEAST_DEPTH, LoopConfig, PrecisionMode
 from mtmc_lsp.schedule.device_limits import max_stages
 
 LEAST_ROWS_OF_DOT = 16
@@ -24,6 +26,15 @@ REGISTERS, MOST_REGISTERS = 2**16, 255
 OTHER_REGISTERS = 110
 """Registers of a thread for all but the matrices that stay there. With 110, kernels of GRU and LSTM cells of 128 units for sm_90
 spill at most 16 bytes of each thread."""
+MOST_COLUMN = 128
+"""Largest matrix whose columns threads hold: more rows have no room in the registers of a thread."""
+MOST_COLUMN_REGISTERS = 256
+"""Registers of a thread for its columns. With 256, an LSTM of 128 units spills 112 bytes of each thread for sm_90, and is still
+faster than one that loads a quarter of its matrices in each iteration: 967 and 1,038 us for 512 steps on an H200."""
+COLUMNS_PER_WARP = 16
+"""Columns of a matrix per warp. Two threads share a column: with one thread for each, Triton 3.6 moves whole matrices through
+shared memory in each iteration, and with more warps fewer registers are left. On an H200, 8 and 16 warps took 380 and 479 us for
+512 steps of a GRU with 128 units."""
 MOST_TERMS = 2**16
 """Elements of the largest tile of products that are summed."""
 TERMS_PER_THREAD = 64
@@ -44,8 +55,14 @@ STEP_WARPS = 4
 """Warps of a program that computes one iteration. An estimate, not measured."""
 EXACT_ROWS, EXACT_DEPTH = 32, 32
 """Most rows and columns, and the depth, of first tiles in IEEE arithmetic: each thread holds its operands of a ``tl.dot``."""
+SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_DEPTH = 16, 32, 64
+"""The first tile of products in three TF32 parts. On an H200 it was the fastest of 17 for GRU and LSTM cells of 128 to 1024 units
+(64 rows): 10.5 us for an iteration with 512 units, where tiles of 32 rows took 28 us, and IEEE arithmetic 56 us."""
 MOST_STEP_ROWS, MOST_DEPTH = 64, 128
 """Most rows and columns of first tiles on tensor cores, and the largest depth."""
+LAUNCHES_PER_ROW = 4
+"""Rows per multiprocessor from which on each iteration is a launch, where a program of one row holds the matrices. An estimate
+from times on an H200 with 128 units: 0.8 to 1.9 us for the iteration of a row, and 4.4 us for that of up to 2,112 rows."""
 LAUNCHES_PER_READ = 2.0
 """Launches in which a program reads all matrices, from which on each iteration is a launch. An estimate, not measured."""
 
@@ -70,15 +87,69 @@ def keeps_matrices(form: CellForm) -> bool:
     return form.matrix_elements() <= MOST_KEPT
 
 
+def keeps_columns(form: CellForm, config: LoopConfig) -> bool:
+    """Whether each thread holds columns of the matrices, so that a product is a sum inside of a thread: one row per program."""
+    block = min(config.block, _units(form))
+    if config.rows > 1 or config.is_stepwise or config.warps * COLUMNS_PER_WARP < block:
+        return False
+    words = sum(_in_blocks(form, rows, config) * _in_blocks(form, columns, config) for rows, columns in form.widths())
+    words *= max(1, itemsize(form.products[0].dtype) // 4)
+    return words <= MOST_COLUMN_REGISTERS * 32 * config.warps
+
+
+def _units(form: CellForm) -> int:
+    """The least power of two with the columns of all states and results."""
+    sizes = form.ir.graph.sizes
+    return next_power_of_two(max((size.value(sizes) for size in form.columns_written), default=1))
+
+
+def _in_blocks(form: CellForm, size: Size, config: LoopConfig) -> int:
+    """The elements of an axis, with the padding of its blocks."""
+    elements = size.value(form.ir.graph.sizes)
+    block = cell_block(elements, config)
+    return -(-elements // block) * block
+
+
+def column_config(form: CellForm, device: DeviceModel) -> LoopConfig | None:
+    """A first configuration whose threads hold columns of the matrices; None if these are too large."""
+    units = _units(form)
+    block = min(MOST_COLUMN, max(units, _widest(form)))
+    warps = max(1, min(units, block) // COLUMNS_PER_WARP)
+    config = LoopConfig(1, block, warps, min(STAGES, max_stages(device)))
+    return config if keeps_columns(form, config) else None
+
+
 def prefers_launches(form: CellForm, device: DeviceModel) -> bool:
     """Whether an iteration should be a launch: no program holds the matrices, or reading them takes longer than launches."""
     if form.against_launches:
         return False
+    if column_config(form, device) is not None:
+        # Each further row of a multiprocessor runs after the one before.
+        return _rows(form) > LAUNCHES_PER_ROW * device.sm_count
     read = form.matrix_elements() * itemsize(form.products[0].dtype) / (device.l2_bandwidth / device.sm_count) * 1e6
     return not form.fits or read > LAUNCHES_PER_READ * device.launch_us
 
 
-def step_config(form: CellForm, device: DeviceModel) -> LoopConfig:
+def loop_modes(form: LoopForm, device: DeviceModel, *, strict: bool) -> tuple[PrecisionMode, ...]:
+    """The precision modes of the products of a loop with a launch for each iteration, fastest first.
+
+    Args:
+        strict: whether results must round as float32 units do.
+    """
+    if not isinstance(form, CellForm) or strict or device.vendor == "amd" or not _is_exact(form):
+        return (PrecisionMode.IEEE,)
+    has_dot = not form.has_matrix_per_row and next_power_of_two(_rows(form)) >= LEAST_ROWS_OF_DOT
+    if not has_dot or not prefers_launches(form, device):
+        return (PrecisionMode.IEEE,)
+    return PrecisionMode.TF32X3, PrecisionMode.IEEE
+
+
+def _is_exact(form: CellForm) -> bool:
+    """Whether products are float32 in the user's settings."""
+    return form.products[0].dtype == "float32" and form.ir.graph.fp32_matmul != "tf32"
+
+
+def step_config(form: CellForm, device: DeviceModel, precision: PrecisionMode = PrecisionMode.IEEE) -> LoopConfig:
     """A first configuration with a launch for each iteration: the largest tiles that give each multiprocessor a program."""
     sizes, dtype = form.ir.graph.sizes, form.products[0].dtype
     count = 1 if form.has_matrix_per_row else next_power_of_two(_rows(form))
@@ -88,8 +159,12 @@ def step_config(form: CellForm, device: DeviceModel) -> LoopConfig:
         while config.depth < min(inner, MOST_DEPTH) and sums_of(form, config) < SUMS_PER_WARP * config.warps:
             config = replace(config, depth=2 * config.depth)
         return config
+    if precision is PrecisionMode.TF32X3:
+        stages, depth = min(STAGES, max_stages(device)), min(inner, SPLIT_DEPTH)
+        block = max(LEAST_ROWS_OF_DOT, min(columns, SPLIT_COLUMNS))
+        return LoopConfig(SPLIT_ROWS, block, STEP_WARPS, stages, depth=depth, precision=precision)
     rows, block = LEAST_ROWS_OF_DOT, LEAST_ROWS_OF_DOT
-    is_exact = dtype == "float32" and form.ir.graph.fp32_matmul != "tf32"
+    is_exact = _is_exact(form)
     most = EXACT_ROWS if is_exact else MOST_STEP_ROWS
     while 2 * rows <= min(count, most) and programs_of_step(form, 2 * rows, block) >= device.sm_count:
         rows *= 2
@@ -107,7 +182,7 @@ def programs_of_step(form: CellForm, rows: int, block: int) -> int:
 def kept_tiles(form: CellForm, config: LoopConfig) -> int:
     """The tiles of matrices that stay in registers for all iterations; each iteration loads the others."""
     count = form.pieces(config.block)
-    if keeps_matrices(form):
+    if keeps_matrices(form) or keeps_columns(form, config):
         return count
     if config.rows > 1:
         # Several rows need the registers for their terms.
@@ -118,9 +193,9 @@ def kept_tiles(form: CellForm, config: LoopConfig) -> int:
     return max(0, min(count, per_thread * threads // words // config.block**2))
 
 
-def cell_config(form: CellForm, device: DeviceModel) -> LoopConfig:
+def cell_config(form: CellForm, device: DeviceModel, precision: PrecisionMode = PrecisionMode.IEEE) -> LoopConfig:
     """A first configuration: single rows while there are few, so that as many multiprocessors as possible work."""
-    return step_config(form, device) if prefers_launches(form, device) else whole_config(form, device)
+    return step_config(form, device, precision) if prefers_launches(form, device) else whole_config(form, device)
 
 
 def whole_config(form: CellForm, device: DeviceModel) -> LoopConfig:
@@ -136,7 +211,8 @@ def whole_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     may_grow = is_kept and not form.has_matrix_per_row
     while may_grow and rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
         rows *= 2
-    return _config(form, rows, block, device)
+    in_columns = column_config(form, device) if rows == 1 else None
+    return in_columns or _config(form, rows, block, device)
 
 
 def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:
@@ -146,6 +222,9 @@ def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> It
         return
     if prefers_launches(form, device):
         yield step_config(form, device)
+    in_columns = column_config(form, device)
+    if in_columns is not None:
+        yield in_columns
     dtype = form.products[0].dtype
     # A ``tl.dot`` in IEEE arithmetic needs more registers for large tiles than there are.
     has_dot = is_low_precision(dtype) or (dtype in DOT_DTYPES and keeps_matrices(form))

@@ -318,6 +318,8 @@ class LoopConfig(_Config):
     """Iterations that a program computes by products of matrices; 1: one after another. ``block`` is the columns of values."""
     depth: Power = 1
     """Columns of the state that a program multiplies at once, where each iteration is a launch; 1: one launch for all."""
+    precision: PrecisionMode = PrecisionMode.IEEE
+    """Of float32 products where each iteration is a launch: ``tf32x3``, or ``ieee``, which is the user's setting elsewhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -336,6 +338,10 @@ class LoopConfig(_Config):
             self._check_chunk()
         if self.is_stepwise and (self.is_scan or self.is_chunked):
             raise IllegalConfig(f"depth cannot be {self.depth}: a launch computes several iterations")
+        if self.precision not in (PrecisionMode.TF32X3, PrecisionMode.IEEE):
+            raise IllegalConfig(f"precision cannot be {self.precision.value!r}; it must be 'tf32x3' or 'ieee'")
+        if self.precision is PrecisionMode.TF32X3 and not self.is_stepwise:
+            raise IllegalConfig("precision cannot be 'tf32x3': one launch runs all iterations")
         if 1 < self.depth < LEAST_DEPTH:
             raise IllegalConfig(f"depth cannot be {self.depth}; it must be 1 or at least {LEAST_DEPTH}")
 
@@ -372,6 +378,8 @@ KernelConfig: TypeAlias = TileConfig | MatmulConfig | AttentionConfig | Recurren
 
 def precision_of(config: KernelConfig) -> PrecisionMode | None:
     """The precision mode of a kernel's product; None for kernels that have no such choice."""
+    if isinstance(config, LoopConfig):
+        return config.precision if config.is_stepwise else None
     return config.precision if isinstance(config, (MatmulConfig, RecurrentConfig)) else None
 
 

@@ -15,7 +15,7 @@ from mtmc_lsp.ir.regions import RegionKind
 from mtmc_lsp.schedule.block_configs import block_config, block_variants
 from mtmc_lsp.schedule.cell_configs import cell_config, cell_variants
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-from mtmc_lsp.schedule.configs import LEAST_STEPS, LoopConfig, TileConfig
+from mtmc_lsp.schedule.configs import LEAST_STEPS, LoopConfig, PrecisionMode, TileConfig
 from mtmc_lsp.schedule.device_limits import max_stages
 from mtmc_lsp.schedule.scan_configs import scan_variants
 
@@ -36,10 +36,14 @@ MOST_CHUNK_ELEMENTS = 8192
 """Elements of the largest state, and of the largest tile of keys, in a program of chunks."""
 
 
-def loop_config(form: LoopForm, device: DeviceModel) -> LoopConfig:
-    """A first configuration: tiles so small that every multiprocessor has several programs, which hide each other's latency."""
+def loop_config(form: LoopForm, device: DeviceModel, precision: PrecisionMode = PrecisionMode.IEEE) -> LoopConfig:
+    """A first configuration: tiles so small that every multiprocessor has several programs, which hide each other's latency.
+
+    Args:
+        precision: of float32 products where each iteration is a launch.
+    """
     if isinstance(form, CellForm):
-        return cell_config(form, device)
+        return cell_config(form, device, precision)
     if isinstance(form, BlockForm):
         return block_config(form, device)
     elements = independent_elements(form)

@@ -16,8 +16,11 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.ir.accumulated_products import accumulated_products
+from mtmc_lsp.ir.loops.fusion import fused_loop
 from mtmc_lsp.ir.lower import GraphBox
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
+from mtmc_lsp.ir.regions import CannotFuse
+from mtmc_lsp.schedule.cell_configs import loop_modes
 from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, SPLIT_PRECISION_MODES, PrecisionMode, precision_of
 from mtmc_lsp.schedule.device_limits import splitting_pays
 from mtmc_lsp.schedule.matmul_configs import can_scale, can_split, scaling_pays, user_mode
@@ -84,13 +87,16 @@ class Precisions:
     @cached_property
     def modes(self) -> Mapping[str, tuple[PrecisionMode, ...]]:
         """Node to the remaining modes of its product, fastest first; at least ``ieee``. The user's TF32 comes first."""
-        products = (PrimOp.MATMUL, PrimOp.RECURRENT)
+        products = (PrimOp.MATMUL, PrimOp.RECURRENT, PrimOp.LOOP)
         return {prim.origin: self._modes(prim) for prim in self.ir.prims.values() if prim.op in products}
 
     def _modes(self, prim: Prim) -> tuple[PrecisionMode, ...]:
         ieee = PrecisionMode.IEEE
-        if prim.op is PrimOp.RECURRENT:
-            known = modes_of(prim, self.device, strict=self.strict)
+        if prim.op in (PrimOp.RECURRENT, PrimOp.LOOP):
+            if prim.op is PrimOp.RECURRENT:
+                known = modes_of(prim, self.device, strict=self.strict)
+            else:
+                known = self._modes_of_loop(prim.origin)
             return tuple(mode for mode in known if mode is ieee or not self.is_inexact(prim.origin, mode))
         users = user_mode(self.ir.graph, prim)
         if users is not ieee and not self.is_inexact(prim.origin, users):
@@ -106,6 +112,12 @@ class Precisions:
         elif self._is_summed(prim):
             split = (PrecisionMode.FP16X3_SHORT,)
         return (*(mode for mode in split if not self.is_inexact(prim.origin, mode)), ieee)
+
+    def _modes_of_loop(self, node: str) -> tuple[PrecisionMode, ...]:
+        try:
+            return loop_modes(fused_loop(self.ir, (node,)), self.device, strict=self.strict)
+        except CannotFuse:
+            return (PrecisionMode.IEEE,)
 
     def _tf32_modes(self, prim: Prim) -> tuple[PrecisionMode, ...]:
         """TF32, and scaled float16 operands where these are possible; first those that are predicted to be faster."""

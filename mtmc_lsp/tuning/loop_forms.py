@@ -12,7 +12,7 @@ from mtmc_lsp.ir.loops.fusion import loop_in
 from mtmc_lsp.ir.loops.scan import scan_or_none
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
-from mtmc_lsp.schedule.configs import IllegalConfig, LoopConfig
+from mtmc_lsp.schedule.configs import IllegalConfig, LoopConfig, PrecisionMode
 from mtmc_lsp.schedule.loop_configs import chunk_config, chunk_tiles, loop_config
 from mtmc_lsp.schedule.scan_configs import scan_config
 from mtmc_lsp.tuning.kernel_cost import kernel_cost
@@ -29,15 +29,20 @@ FORMS = (ActionKind.PARALLEL_SCAN, ActionKind.CHUNK_PRODUCTS)
 
 
 def first_form(
-    ir: KernelIR, region: Region, device: DeviceModel, refused: Collection[ActionKind] = frozenset()
+    ir: KernelIR,
+    region: Region,
+    device: DeviceModel,
+    refused: Collection[ActionKind] = frozenset(),
+    precision: PrecisionMode = PrecisionMode.IEEE,
 ) -> LoopConfig:
     """A first configuration in the form with the shortest predicted time.
 
     Args:
         refused: forms that failed for this loop.
+        precision: of float32 products where each iteration is a launch.
     """
     form = loop_in(ir, region)
-    best = loop_config(form, device)
+    best = loop_config(form, device, precision)
     least_us = kernel_cost(ir, region, best, device).us * (1 - LEAST_GAIN)
     for kind in FORMS:
         config = config_in(kind, ir, region, form, device) if kind not in refused else None

@@ -171,7 +171,7 @@ def test_a_product_that_no_program_holds_stays_a_loop_of_torch_calls(captured) -
 
 
 def test_the_action_says_where_the_matrices_are(captured) -> None:
-    for hidden, where in ((32, "stay in registers"), (256, "are read from a cache in each iteration")):
+    for hidden, where in ((256, "stay in registers"), (260, "are read from a cache in each iteration")):
         text = with_sizes(CELLS, H=hidden)
         capture = captured(text, "elman")
         actions = proposed(capture, start(capture, text), ActionKind.FUSE, device=H200)

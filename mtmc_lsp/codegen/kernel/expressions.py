@@ -389,7 +389,7 @@ class Expressions:
             and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced_axes)
         )
         policy = f', eviction_policy="{self.eviction}"' if is_streamed else ""
-        text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
+        text = f"tl.load({self.load_address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
         if is_low_precision(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
         code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
@@ -407,6 +407,10 @@ class Expressions:
     def address(pointer: str, offset: Code) -> str:
         """Pointer plus offset."""
         return pointer if offset.text == "0" else f"{pointer} + {offset.at(SUM)}"
+
+    def load_address(self, pointer: str, offset: Code) -> str:
+        """The address of a load, with what the compiler should know of it."""
+        return self.address(pointer, offset)
 
     def mask_argument(self, offset: Code, dtype: str | None) -> str:
         """``, mask=..., other=...`` for a load, or ``, mask=...`` for a store (``dtype`` None); empty if no mask is needed."""

@@ -36,7 +36,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
-from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, kept_tiles
+from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_columns, kept_tiles
 from mtmc_lsp.schedule.configs import LoopConfig
 
 
@@ -83,7 +83,7 @@ class CellWriter:
             precision: of float32 products as the user set it.
         """
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
-        self.precision = "tf32" if precision == "tf32" else "ieee"
+        self.precision = "tf32" if precision == "tf32" else config.precision.value
         buffers = row_buffers(form, types)
         self.parameters = Parameters(form.ir, buffers)
         self.step = self.parameters.names.unique("t")
@@ -93,11 +93,13 @@ class CellWriter:
         self.kept: list[str] = []
         """The variables of those that stay in registers."""
         self.most_kept = kept_tiles(form, config)
+        self.is_by_columns = keeps_columns(form, config)
         self.operands: dict[tuple[str, tuple[Index, ...]], str] = {}
         """The variables of the left operands of products, by primitive and position."""
         self.moves: list[tuple[str, Position, Size]] = []
         """Pointers that move from row to row, with the stride of the rows."""
-        self.columns = Columns(self.parameters, config, dict(form.ir.graph.sizes))
+        down = "units" if self.is_by_columns else "inner"
+        self.columns = Columns(self.parameters, config, dict(form.ir.graph.sizes), down)
         axes = form.region.parallel_axes
         self.n_rows = form.region.rows
         is_vector = config.rows > 1
@@ -259,6 +261,8 @@ class CellWriter:
             ]
             text = f"{factors[0].at(PRODUCT)} * {factors[1].at(PRODUCT + 1)}"
             return Code(text, dtype, factors[0].rows or factors[1].rows, True, PRODUCT)
+        if self.is_by_columns:
+            return self._product_by_columns(prim, at, size)
         total, pieces = "", self.columns.pieces(size)
         # With one row, terms of several tiles are added before their sum, which takes longer than a multiplication.
         adds_terms = self.config.rows == 1 and len(pieces) > 1
@@ -284,6 +288,30 @@ class CellWriter:
             self.lines.append(f"{total} = tl.sum({terms}, axis=0, keep_dims=True)")
         return Code(total, dtype, self.config.rows > 1, True)
 
+    def _product_by_columns(self, prim: Prim, at: tuple[Index, ...], size: Size) -> Code:
+        """Emit a product of one row: threads hold columns of the matrix, and sum in their registers."""
+        left, right = prim.inputs
+        *batch, row, column = at
+        terms = []
+        for piece in self.columns.pieces(size):
+            along = Index.of(self.columns.variable(size, piece))
+            self.tile.is_by_columns = True
+            matrix = self.tile.value(right, (*batch, along, self.columns.turned(column)))
+            self.tile.is_by_columns = False
+            if not matrix.text.isidentifier():
+                matrix = self.tile.assign(matrix, "matrix")
+            terms.append(f"{self._operand(left, (*batch, row, along), size)} * {matrix.text}")
+        # With ``tl.expand_dims``, the compiler may compute the next state once in each thread.
+        text = f"tl.reshape(tl.sum({' + '.join(terms)}, axis=1), [1, {self._block_of(column)}])"
+        name = self.parameters.names.unique("product")
+        self.lines.append(f"{name} = {text}")
+        return Code(name, compute_dtype(prim.dtype), False, True)
+
+    def _block_of(self, column: Index) -> str:
+        """The columns of the block in which an index is; 1 for a single column."""
+        blocks = [self.columns.block(variable.size)[0] for variable, _ in column.terms]
+        return blocks[0] if blocks else "1"
+
     def _operand(self, left: str, at: tuple[Index, ...], size: Size) -> str:
         """The left operand of a product, with zeros outside of the tensor, as a variable."""
         if (left, at) in self.operands:
@@ -296,7 +324,8 @@ class CellWriter:
         if masks := self.tile.masks_at(at[-1:]):
             text = f"tl.where({masks[0]}, {text}, 0.0)"
         # A sum over one row removes the dimension. With ``tl.trans``, the compiler may change the layout of whole matrices.
-        text = f"tl.expand_dims(tl.sum({text}, axis=0), 1)" if self.config.rows == 1 else text
+        if self.config.rows == 1 and not self.is_by_columns:
+            text = f"tl.expand_dims(tl.sum({text}, axis=0), 1)"
         if not text.isidentifier():
             name = self.parameters.names.unique("operand")
             self.lines.append(f"{name} = {text}")

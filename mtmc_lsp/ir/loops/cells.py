@@ -85,11 +85,13 @@ class CellForm(LoopForm):
     @cached_property
     def width(self) -> Size:
         """The columns of the states and results, where an iteration is a launch."""
-        return next(iter(self._widths()), ONE)
+        return next(iter(self.columns_written), ONE)
 
-    def _widths(self) -> set[Size]:
+    @cached_property
+    def columns_written(self) -> frozenset[Size]:
+        """The numbers of columns of the states and results."""
         names = [self.ir.of(ref).name for ref in self.loop.results]
-        return {axis.size for name in names for axis in self.columns_of(name)}
+        return frozenset(axis.size for name in names for axis in self.columns_of(name))
 
     @cached_property
     def against_launches(self) -> str:
@@ -105,7 +107,7 @@ class CellForm(LoopForm):
                 after.add(name)
             if prim.op is PrimOp.SLICE and name in after and not self.columns_of(name):
                 return "an iteration reads single columns of a product"
-        return "" if len(self._widths()) == 1 else "its states and results have different numbers of columns"
+        return "" if len(self.columns_written) == 1 else "its states and results have different numbers of columns"
 
 
 def product_flops(loop: Loop, graph: Graph) -> float:
