@@ -32,7 +32,7 @@ MOST_COLUMN_REGISTERS = 256
 """Registers of a thread for its columns. With 256, an LSTM of 128 units spills 112 bytes of each thread for sm_90, and is still
 faster than one that loads a quarter of its matrices in each iteration: 967 and 1,038 us for 512 steps on an H200."""
 COLUMNS_PER_WARP = 16
-"""Columns of a matrix per warp. Two threads share a column: with one thread for each, Triton 3.6 moves whole matrices through
+"""Columns of a matrix per warp. Two threads share a column: with one thread for each, Triton moves whole matrices through
 shared memory in each iteration, and with more warps fewer registers are left. On an H200, 8 and 16 warps took 380 and 479 us for
 512 steps of a GRU with 128 units."""
 MOST_TERMS = 2**16
@@ -110,12 +110,13 @@ def _in_blocks(form: CellForm, size: Size, config: LoopConfig) -> int:
     return -(-elements // block) * block
 
 
-def column_config(form: CellForm, device: DeviceModel) -> LoopConfig | None:
+def column_config(form: CellForm) -> LoopConfig | None:
     """A first configuration whose threads hold columns of the matrices; None if these are too large."""
     units = _units(form)
     block = min(MOST_COLUMN, max(units, _widest(form)))
     warps = max(1, min(units, block) // COLUMNS_PER_WARP)
-    config = LoopConfig(1, block, warps, min(STAGES, max_stages(device)))
+    # Loads of an iteration are in flight during its sums. More stages took 574 us instead of 380 (a GRU of 128 units on an H200).
+    config = LoopConfig(1, block, warps, 1)
     return config if keeps_columns(form, config) else None
 
 
@@ -123,7 +124,7 @@ def prefers_launches(form: CellForm, device: DeviceModel) -> bool:
     """Whether an iteration should be a launch: no program holds the matrices, or reading them takes longer than launches."""
     if form.against_launches:
         return False
-    if column_config(form, device) is not None:
+    if column_config(form) is not None:
         # Each further row of a multiprocessor runs after the one before.
         return _rows(form) > LAUNCHES_PER_ROW * device.sm_count
     read = form.matrix_elements() * itemsize(form.products[0].dtype) / (device.l2_bandwidth / device.sm_count) * 1e6
@@ -211,7 +212,7 @@ def whole_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     may_grow = is_kept and not form.has_matrix_per_row
     while may_grow and rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
         rows *= 2
-    in_columns = column_config(form, device) if rows == 1 else None
+    in_columns = column_config(form) if rows == 1 else None
     return in_columns or _config(form, rows, block, device)
 
 
@@ -222,7 +223,7 @@ def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> It
         return
     if prefers_launches(form, device):
         yield step_config(form, device)
-    in_columns = column_config(form, device)
+    in_columns = column_config(form)
     if in_columns is not None:
         yield in_columns
     dtype = form.products[0].dtype

@@ -18,8 +18,8 @@ GAP = 0.25
 FMA_SHARE = 0.3
 """Share of the peak of a multiprocessor that products of few rows reach. An estimate."""
 SPLIT_SHARE = 0.2
-"""Share of the TF32 peak that products in three TF32 parts reach. On an H200, GRU and LSTM cells of 512 and 1024 units reached 0.19
-to 0.24 of it in tiles of 16 x 32."""
+"""Share of the TF32 peak that products in three TF32 parts reach. On an H200, cells of 512 and 1024 units reached 0.19 to 0.24
+of it in tiles of 16 x 32."""
 
 
 def step_us(form: CellForm, config: LoopConfig, device: DeviceModel) -> float:

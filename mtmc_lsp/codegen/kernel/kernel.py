@@ -65,6 +65,8 @@ class Kernel:
     """The parameter that counts launches, and their number; ``None`` for one launch. The parameter follows the sizes."""
     initial: tuple[tuple[str, float | str], ...] = ()
     """``(parameter, number or primitive)``: what the first slice of a scratch buffer is before the first launch."""
+    transposed: frozenset[str] = frozenset()
+    """Pointers to contiguous copies of tensors whose last two dimensions are exchanged, which the launcher makes."""
 
     def passed_as_constant(self, parameter: str, size: Size) -> bool:
         """Whether a size is a ``tl.constexpr``."""
@@ -88,6 +90,7 @@ def assemble(
     scratch_read: tuple[tuple[str, Scratch], ...] = (),
     described: tuple[str, ...] = (),
     repeat: tuple[str, Size] | None = None,
+    transposed: frozenset[str] = frozenset(),
 ) -> Kernel:
     """Assemble a kernel from its parts. Parameters are ordered: pointers, outputs, sizes, run-time numbers, constexprs."""
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
@@ -121,6 +124,7 @@ def assemble(
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
         run_time_numbers=run_time_numbers,
         repeat=repeat,
+        transposed=transposed,
     )
 
 

@@ -26,10 +26,7 @@ from mtmc_lsp.schedule.configs import LoopConfig
 class Columns:
     """The column vectors of a kernel: for each size, one or several blocks."""
 
-    def __init__(self, parameters: Parameters, config: LoopConfig, sizes: dict[str, int], down: str = "inner") -> None:
-        """Args:
-        down: the name of columns that are rows of a tile.
-        """
+    def __init__(self, parameters: Parameters, config: LoopConfig, sizes: dict[str, int]) -> None:
         self.parameters, self.config, self._extents = parameters, config, sizes
         self.blocks: dict[Size, tuple[str, int]] = {}
         """For each size, the constexpr with the columns of a block, and its value."""
@@ -37,19 +34,12 @@ class Columns:
         self.masks: dict[int, str] = {}
         """The mask of each variable that needs one."""
         self.lines: list[str] = []
-        self.down = down
         self._usual = {"cols", "col_mask"}
         """Names that are reserved for columns."""
 
     def pieces(self, size: Size) -> range:
         """The numbers of the blocks of a size."""
         return range(-(-size.value(self._extents) // self.block(size)[1]))
-
-    def turned(self, index: Index) -> Index:
-        """An index over columns as one over the rows of a tile."""
-        variables = {self.variable(size, piece): (size, piece) for size, piece, down in tuple(self.groups) if not down}
-        terms = [(self.variable(*variables[each], down=True), factor) for each, factor in index.terms]
-        return Index(tuple(terms), index.constant)
 
     def block(self, size: Size) -> tuple[str, int]:
         """The name and the number of columns of a block."""
@@ -80,8 +70,7 @@ class Columns:
 
     def _declare(self, size: Size, piece: int, down: bool) -> None:
         number = -1 - len(self.groups)
-        names = (self.down, f"{self.down}_mask") if down else ("cols", "col_mask")
-        name, mask = self._name(names[0]), self._name(names[1])
+        name, mask = self._name("inner" if down else "cols"), self._name("inner_mask" if down else "col_mask")
         block, width = self.block(size)
         start = "" if not piece else f"{block} + " if piece == 1 else f"{piece} * {block} + "
         self.lines.append(f"{name} = {start}tl.arange(0, {block}){'[:, None]' if down else '[None, :]'}")
@@ -113,7 +102,7 @@ class CellExpressions(Expressions):
         self.states: dict[tuple[str, tuple[Index, ...]], Code] = {}
         """The states in registers, by primitive and position."""
         self.is_by_columns = False
-        """Whether each thread of a load holds a column, and all rows of it that fit."""
+        """Whether neighbouring threads hold neighbouring columns of what is loaded, and each thread one column."""
         self._held = {form.prim(item) for item in form.loop.states}
         self._reached: tuple[Index, ...] = ()
 
@@ -156,10 +145,9 @@ class CellExpressions(Expressions):
     def load_address(self, pointer: str, offset: Code) -> str:
         """The address of a load, with what the compiler should know of it."""
         address = self.address(pointer, offset)
-        # A thread holds neighbouring elements only as far as the compiler knows that they are contiguous in memory.
-        return (
-            f"tl.max_contiguous({address}, [1, 1])" if self.is_by_columns and offset.rows and offset.cols else address
-        )
+        is_tile = self.is_by_columns and offset.rows and offset.cols
+        # With a larger alignment, a thread would hold several columns.
+        return f"tl.multiple_of({address}, [1, 1])" if is_tile else address
 
     def mask_argument(self, offset: Code, dtype: str | None) -> str:
         """The mask of the last offset: of the rows and columns that it depends on."""

@@ -30,7 +30,7 @@ from mtmc_lsp.codegen.loop.iterations import (
     stride_text,
 )
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
-from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.graph import TensorType, contiguous_stride
 from mtmc_lsp.core.loop import MOST_MATRIX_TILES, LoopInput, LoopOutput, Position
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
@@ -84,7 +84,10 @@ class CellWriter:
         """
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
         self.precision = "tf32" if precision == "tf32" else config.precision.value
+        self.is_by_columns = keeps_columns(form, config)
+        self.turned = self._along_columns() if self.is_by_columns else frozenset()
         buffers = row_buffers(form, types)
+        buffers |= {prim: _turned(buffers[prim]) for prim in self.turned}
         self.parameters = Parameters(form.ir, buffers)
         self.step = self.parameters.names.unique("t")
         self.lines: list[str] = []
@@ -93,13 +96,11 @@ class CellWriter:
         self.kept: list[str] = []
         """The variables of those that stay in registers."""
         self.most_kept = kept_tiles(form, config)
-        self.is_by_columns = keeps_columns(form, config)
         self.operands: dict[tuple[str, tuple[Index, ...]], str] = {}
         """The variables of the left operands of products, by primitive and position."""
         self.moves: list[tuple[str, Position, Size]] = []
         """Pointers that move from row to row, with the stride of the rows."""
-        down = "units" if self.is_by_columns else "inner"
-        self.columns = Columns(self.parameters, config, dict(form.ir.graph.sizes), down)
+        self.columns = Columns(self.parameters, config, dict(form.ir.graph.sizes))
         axes = form.region.parallel_axes
         self.n_rows = form.region.rows
         is_vector = config.rows > 1
@@ -109,6 +110,19 @@ class CellWriter:
         self.tile = CellExpressions(
             form, self.parameters, self.columns, groups, [flat], row_mask, self._emit, self._provide
         )
+
+    def _along_columns(self) -> frozenset[str]:
+        """The matrices in memory whose columns are contiguous: those of linear layers. Neighbouring threads read rows."""
+        table, found = self.region.table, set()
+        for prim in self.form.products:
+            summed, names = set(table.of_product(prim).k), [prim.inputs[1]]
+            while names:
+                name = names.pop()
+                if name not in self.region.inputs:
+                    names += self.ir.prims[name].inputs
+                elif len(self.ir.prims[name].shape) > 1 and summed & set(table.axes(name, -1)):
+                    found.add(name)
+        return frozenset(found)
 
     def _emit(self, text: str, cols: bool) -> None:
         self.lines.append(text)
@@ -121,6 +135,7 @@ class CellWriter:
         config, constexprs = self.config, dict(self.columns.blocks.values())
         if config.rows > 1:
             constexprs = {"ROWS": config.rows, **constexprs}
+        turned = frozenset(pointer for prim, pointer in self.parameters.tensors.items() if prim in self.turned)
         return assemble(
             name,
             self.parameters,
@@ -132,6 +147,7 @@ class CellWriter:
             num_warps=config.warps,
             num_stages=config.stages,
             limits=self.columns.limits(),
+            transposed=turned,
         )
 
     def _body(self) -> list[str]:
@@ -296,13 +312,13 @@ class CellWriter:
         for piece in self.columns.pieces(size):
             along = Index.of(self.columns.variable(size, piece))
             self.tile.is_by_columns = True
-            matrix = self.tile.value(right, (*batch, along, self.columns.turned(column)))
+            down = Index.of(self.columns.variable(size, piece, down=True))
+            matrix = self.tile.value(right, (*batch, down, column))
             self.tile.is_by_columns = False
             if not matrix.text.isidentifier():
                 matrix = self.tile.assign(matrix, "matrix")
             terms.append(f"{self._operand(left, (*batch, row, along), size)} * {matrix.text}")
-        # With ``tl.expand_dims``, the compiler may compute the next state once in each thread.
-        text = f"tl.reshape(tl.sum({' + '.join(terms)}, axis=1), [1, {self._block_of(column)}])"
+        text = f"tl.reshape(tl.sum({' + '.join(terms)}, axis=0), [1, {self._block_of(column)}])"
         name = self.parameters.names.unique("product")
         self.lines.append(f"{name} = {text}")
         return Code(name, compute_dtype(prim.dtype), False, True)
@@ -323,8 +339,11 @@ class CellWriter:
             text = f"tl.broadcast_to({text}, [{rows}, {block}])"
         if masks := self.tile.masks_at(at[-1:]):
             text = f"tl.where({masks[0]}, {text}, 0.0)"
-        # A sum over one row removes the dimension. With ``tl.trans``, the compiler may change the layout of whole matrices.
-        if self.config.rows == 1 and not self.is_by_columns:
+        if self.is_by_columns:
+            # With other changes of the shape, the compiler may move whole matrices, or compute the state once in each thread.
+            text = f"tl.expand_dims(tl.reshape({text}, [{block}]), 1)"
+        elif self.config.rows == 1:
+            # A sum over one row removes the dimension. With ``tl.trans``, the compiler may change the layout of whole matrices.
             text = f"tl.expand_dims(tl.sum({text}, axis=0), 1)"
         if not text.isidentifier():
             name = self.parameters.names.unique("operand")
@@ -407,3 +426,10 @@ class CellWriter:
                 else (f"{address} + tl.zeros([1, 1], tl.int32)")
             )
         self.lines.append(f"tl.store({address}, {self._spread(code, prim)}{mask})")
+
+
+def _turned(kind: TensorType) -> TensorType:
+    """A contiguous copy of a tensor whose last two dimensions are exchanged, indexed as the tensor."""
+    *batch, rows, columns = kind.shape
+    *strides, along, across = contiguous_stride((*batch, columns, rows))
+    return replace(kind, stride=(*strides, across, along))

@@ -138,6 +138,9 @@ class Launcher(LauncherMemory):
         self._read_by_kernels.update(arguments)
         for argument in arguments:
             self._kernel_arguments[argument] = self._kernel_arguments.get(argument, 0) + 1
+        for i, (parameter, _) in enumerate(kernel.tensors):
+            if parameter in kernel.transposed:
+                arguments[i] += ".mT.contiguous()"
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
         arguments += [self.output(ref, regions) for _, ref in kernel.outputs]
         written = {parameter: self.allocate_scratch(scratch) for parameter, scratch in kernel.scratch_written}
