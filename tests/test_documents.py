@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mtmc_lsp.app.interpreter import LEAST
 from tests.conftest import SLOW
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,14 @@ def test_the_glossary_has_at_most_60_terms_and_each_once() -> None:
 
 def test_the_readme_fits_what_a_newcomer_reads() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_oldest_versions_that_are_tested_are_those_that_are_supported() -> None:
+    script, project = ((ROOT / name).read_text() for name in (".ci/run", "pyproject.toml"))
+    for package, least in LEAST.items():
+        version = ".".join(map(str, least))
+        assert f"OLDEST_{package.upper()}={version}.0\n" in script
+        assert f'"{package}>={version}"' in project
 
 
 def test_every_test_that_is_marked_slow_exists() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 from mtmc_lsp.capture.worker.autocast import gpu_rules
 from mtmc_lsp.capture.worker.autocast.dtypes import IN_AUTOCASTS_DTYPE, IN_FLOAT32, result_dtype
 from mtmc_lsp.capture.worker.autocast.regions import current_dtype, gpu_autocast_on_cpu
+from tests.versions import OLDEST_TORCH
 
 HALF, FULL = torch.float16, torch.float32
 X, H = torch.rand(2, 4, 4) + 0.5, (torch.rand(2, 4, 4) + 0.5).half()
@@ -39,8 +42,13 @@ RESULTS = {
 
 
 def test_the_lists_are_those_of_the_installed_torch() -> None:
-    names = {name for name in gpu_rules._registered("AutocastCUDA") if not name.startswith("cudnn_")}
-    assert names == gpu_rules.listed()
+    names = {name for name in gpu_rules._registered("AutocastCUDA") if "cudnn_" not in name}
+    listed = gpu_rules.listed()
+    if OLDEST_TORCH:
+        # It has overloads for named dimensions, and does not cast for RMS norms.
+        names = {name for name in names if not re.search("[dD]imname|names_", name)}
+        listed -= {"rms_norm"}
+    assert names == listed
 
 
 @pytest.mark.parametrize("name", RESULTS)

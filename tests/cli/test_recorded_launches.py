@@ -16,6 +16,7 @@ from mtmc_lsp.capture.recorded_launches import merge_launches
 from mtmc_lsp.capture.recorder.arguments import argument_record, update_range
 from mtmc_lsp.capture.recorder.launches import LaunchNotes
 from tests.kernels.scaled_sum import KERNEL
+from tests.versions import OLDEST_TRITON
 
 INTERPRETED = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -72,6 +73,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     project(folder, FILE)
     (folder / "program.py").write_text(PROGRAM)
     answer = mtmc(folder, "record", "--json", "--", sys.executable, "program.py", **INTERPRETED)
+    if OLDEST_TRITON and "only 0-dimensional arrays" in answer.err:
+        pytest.skip("the interpreter of Triton 3.6 cannot run loops with NumPy 2.4")
     assert answer.code == 0, answer.err
     assert "scaled_sum_kernel" in answer.err
     assert "grid=40 x_ptr=f32[40,300] scale_ptr=f32[40]" in answer.err

@@ -30,6 +30,14 @@ def f(x, t):
 """,
         ("B", "V"),
     ),
+    "probabilities with weights of classes": (
+        """# mtmc: x=f32[B,V,S] t=f32[B,V,S] w=f32[V]@0.5..2 B=4 V=24 S=3 grad=x
+def f(x, t, w):
+    p = t.softmax(1)
+    return F.cross_entropy(x, p, w), F.cross_entropy(x, p, reduction="sum")
+""",
+        ("B", "V", "S"),
+    ),
     "one hot": (
         """# mtmc: x=f32[B,V] t=i64[B]@0..V-1 B=16 V=24 grad=x
 def f(x, t):

@@ -7,6 +7,7 @@ import torch
 from wide import expected
 
 from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled, scaled_product
+from tests.versions import needs_scales_of_rows
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -27,7 +28,7 @@ def test_scaled_values_stay_finite() -> None:
     assert reversed_and_scaled(torch.tensor([448.0, 1.0]).to(E4M3), 1.5).float().tolist() == [1.5, 448.0]
 
 
-@pytest.mark.parametrize("scales", ["tensors", "rows and columns"])
+@pytest.mark.parametrize("scales", ["tensors", pytest.param("rows and columns", marks=needs_scales_of_rows)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_the_oracle_of_a_scaled_product_has_no_rounding(
     scales: str, has_bias: bool, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.versions import OLDEST_TRITON
+
 PROGRAM = '''
 import itertools, os, sys
 os.environ["TRITON_INTERPRET"] = "1"
@@ -154,7 +156,8 @@ after = outcomes()
 rows = [i // 16 for i, same in enumerate(before[0].view(torch.int32) == after[0].view(torch.int32)) if not same]
 assert not rows, rows
 assert len(before[1]) == 2 and before[1] == after[1], (before[1], after[1])
-assert before[0][:16].isinf().all() and not torch.equal(before[0][:16], before[0][16:32])
+assert before[0][:16].isinf().all()
+print("signs differ" if torch.equal(before[0][:16], -before[0][16:32]) else "equal signs")
 print("the same", len(before[0]))
 """
 
@@ -165,3 +168,5 @@ def test_decisions_by_types_leave_all_results_and_errors_as_they_are(tmp_path: P
     file.write_text(OPERANDS)
     seen = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=800)
     assert "the same 416" in seen.stdout, seen.stderr
+    # Triton 3.6 takes -0.0 for 0.0, compiled too.
+    assert ("equal signs" if OLDEST_TRITON else "signs differ") in seen.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
 from mtmc_lsp.capture.worker.regions.region_errors import refuse_shared_memory
 from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
 from mtmc_lsp.capture.worker.tracing.local_modes import under_local_modes
+from mtmc_lsp.capture.worker.tracing.size_forms import GradientForms
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Target
@@ -218,16 +219,10 @@ def run_without_data(
     with mode, torch.set_grad_enabled(trains):
         fake_inputs = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
         function = flat_function(call, inputs, target)
-        try:
-            with counter, observer or contextlib.nullcontext():
-                value = function(*fake_inputs)
-        except Exception:
-            # The counter itself fails on some calls, as on attention with grouped heads in PyTorch 2.11.
-            try:
-                with observer or contextlib.nullcontext():
-                    value = function(*fake_inputs)
-            except Exception as error:
-                raise export_error(error, target) from error
+        # The counter itself fails on some calls, as on attention with grouped heads in PyTorch 2.11. That version also asks how
+        # many elements a mask selects where a loss broadcasts them; the forms compute with all elements, as the trace does.
+        attempts = [(counter,), (), *([(counter, GradientForms())] if trains else [])]
+        value = _first_that_runs(attempts, observer, lambda: function(*fake_inputs), target)
     _check_returned(call.target_result(value), target, named_class)
     refuse_shared_memory(tensors_of(value), fake_inputs, target)
     names = [
@@ -242,6 +237,30 @@ def run_without_data(
         for result in tensors_of(value)
     ]
     return float(counter.get_total_flops()), names
+
+
+def _first_that_runs(
+    attempts: Sequence[tuple[contextlib.AbstractContextManager[object], ...]],
+    observer: contextlib.AbstractContextManager[object] | None,
+    run: Callable[[], Any],
+    target: Target,
+) -> Any:
+    """The result of the first attempt that raises nothing; each has its contexts.
+
+    Raises:
+        MtmcError: for the exception without contexts, which is about the user's code alone.
+    """
+    failure = Exception("there was no attempt")
+    for contexts in attempts:
+        try:
+            with contextlib.ExitStack() as stack:
+                for context in (*contexts, observer or contextlib.nullcontext()):
+                    stack.enter_context(context)
+                return run()
+        except Exception as error:
+            if not contexts:
+                failure = error
+    raise export_error(failure, target) from failure
 
 
 def _keys(value: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ tensors and symbolic sizes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,13 +60,14 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Label smoothing: a share of the loss is the mean loss of all classes."""
-    if label_smoothing == 0 or size_average is not None or reduce is not None or not x.dim():
+    """Label smoothing: a share of the loss is the mean loss of all classes. Probabilities as target: a sum over the classes."""
+    if size_average is not None or reduce is not None or not x.dim():
         return NotImplemented
     dim = min(1, x.dim() - 1)
     if target.is_floating_point():
-        smoothed = target * (1 - label_smoothing) + torch.full_like(target, label_smoothing) / x.shape[dim]
-        return F.cross_entropy(x, smoothed, weight, reduction=reduction)
+        return _loss_of_probabilities(x, target, dim, weight, reduction, label_smoothing)
+    if label_smoothing == 0:
+        return NotImplemented
     log_probabilities = F.log_softmax(x, dim)
     loss = F.nll_loss(log_probabilities, target, weight, ignore_index=ignore_index, reduction=reduction)
     is_ignored = target == ignore_index
@@ -78,6 +80,21 @@ def _cross_entropy(
     if reduction == "mean":
         of_all = of_all / _counted(target, is_ignored, weight)
     return (1 - label_smoothing) * loss + of_all * label_smoothing / x.shape[dim]
+
+
+def _loss_of_probabilities(
+    x: torch.Tensor, target: torch.Tensor, dim: int, weight: torch.Tensor | None, reduction: str, label_smoothing: float
+) -> Any:
+    """The cross entropy with a distribution. That of PyTorch 2.11 fixes all sizes."""
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + torch.full_like(target, label_smoothing) / x.shape[dim]
+    terms = F.log_softmax(x, dim) * target
+    if weight is not None:
+        terms = terms * weight.view([-1 if i == dim else 1 for i in range(x.dim())])
+    if reduction == "none":
+        return -terms.sum(dim)
+    count = math.prod(size for i, size in enumerate(x.shape) if i != dim) if reduction == "mean" else 1
+    return -terms.sum() / count
 
 
 def _counted(target: torch.Tensor, is_ignored: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
