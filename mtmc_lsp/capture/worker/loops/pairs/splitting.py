@@ -17,9 +17,18 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mtmc_lsp.capture.worker.graph_reader import line_of
-from mtmc_lsp.capture.worker.loops.iteration import NotKept, OutsideLoop
+from mtmc_lsp.capture.worker.loops.iteration import NotKept, OutsideLoop, known
 from mtmc_lsp.capture.worker.loops.markers import NAMESPACE
-from mtmc_lsp.capture.worker.loops.pairs.emitter import PART, Emitter, Pair, aten, is_node, same_strides, value_of
+from mtmc_lsp.capture.worker.loops.pairs.emitter import (
+    PART,
+    Emitter,
+    Pair,
+    aten,
+    is_node,
+    real_dtype,
+    same_strides,
+    value_of,
+)
 from mtmc_lsp.capture.worker.loops.pairs.operations import (
     CREATING,
     OPERATIONS,
@@ -67,6 +76,20 @@ def _has_complex_loop(graph: torch.fx.Graph) -> bool:
     return False
 
 
+def _scattered(node: Node) -> Pair | None:
+    """The parts of a gradient of ``x.real`` or ``x.imag``: one of them is 0."""
+    if node.target is not aten.select_scatter.default:
+        return None
+    base, value, dim, index = node.args
+    last = node.meta["val"].dim() - 1
+    is_created = any(word in str(base.target) for word in ("aten.new_zeros.", "aten.zeros."))
+    is_part = dim in (last, -1) and known(node.meta["val"].shape[-1] == 2) and is_created
+    is_joined = all("view_as_complex" in str(user.target) for user in node.users)
+    if not (is_part and is_joined):
+        return None
+    return Pair(value, None) if index % 2 == 0 else Pair(None, value)
+
+
 class _Splitting:
     """The split of one graph."""
 
@@ -85,6 +108,8 @@ class _Splitting:
         """Both of these in memory, where something needs them there."""
         self.strided: set[Node] = set()
         """Real values with other strides than in eager code, where they are views of complex values."""
+        self.views: dict[Node, Any] = {}
+        """The arguments of ``select`` that made them."""
         self.slots: dict[int, list[int]] = {}
         """The new number of each state of a loop."""
 
@@ -129,6 +154,9 @@ class _Splitting:
         if _mark(node):
             self._replace_mark(node)
             return True
+        if (pair := _scattered(node)) is not None:
+            self.as_real[node] = pair
+            return True
         if not (_is_complex(node) or any(_is_complex(item) or item in self.as_real for item in node.all_input_nodes)):
             return False
         if "_assert_tensor_metadata" in str(node.target):
@@ -137,7 +165,7 @@ class _Splitting:
         e = Emitter(self.mode, node)
         result = self._operation(e, node)
         if result is NotImplemented:
-            if node in self.loops:
+            if node in self.loops and any(map(_is_complex, (node, *node.all_input_nodes))):
                 word, line = str(node.target).split(".")[1], self.lines.get(self.loops[node], 0)
                 raise OutsideLoop(f"its body contains {word} of complex numbers, which no kernel computes", line)
             return False
@@ -157,31 +185,34 @@ class _Splitting:
         if isinstance(like, torch.Tensor) and value.dtype != like.dtype:
             result = e(aten._to_copy.default, result, dtype=like.dtype)
         if isinstance(like, torch.Tensor) and not same_strides(value, like):
-            self.strided.add(result)
-            for user in [each for each in node.users if each.op == "output"]:
-                # The result of the target has the memory that eager code gives it.
-                user.replace_input_with(node, self._part_in_memory(e, node))
+            if node.target is aten.select.int and node.args[0] in self.as_real:
+                self.views[result] = node.args
+            self._note_strides(e, node, result)
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)
 
-    def _part_in_memory(self, e: Emitter, node: Node) -> Node:
-        """A part as a view of memory that holds both, as ``x.real`` is one."""
-        source = node.args[0]
-        if node.target is not aten.select.int or source not in self.as_real:
-            raise NotKept("the target returns a view of a complex tensor")
-        return e(aten.select.int, self._seen(e, source), *node.args[1:])
+    def _note_strides(self, e: Emitter, node: Node, part: Node) -> None:
+        """Note that a real value, which is a view of a complex one in eager code, is dense here. Results stay such views."""
+        self.strided.add(node)
+        self.strided.add(part)
+        for user in [each for each in node.users if each.op == "output"]:
+            if part not in self.views:
+                raise NotKept("the target returns a view of a complex tensor")
+            source, *rest = self.views[part]
+            user.replace_input_with(node, e(aten.select.int, self._seen(e, source), *rest))
 
     def _lay_out(self, node: Node) -> None:
-        """Note the strides of a real value that is computed from parts, which are dense."""
+        """Compute the strides of a real value from those of the parts that it reads."""
         if node.op != "call_function" or not any(each in self.strided for each in node.all_input_nodes):
             return
-        value, before = Emitter(self.mode, node).value(node), node.meta.get("val")
+        e = Emitter(self.mode, node)
+        value, before = e.value(node), node.meta.get("val")
         if isinstance(value, torch.Tensor) and same_strides(value, before):
             return
-        if any(user.op == "output" for user in node.users) and isinstance(value, torch.Tensor):
-            raise NotKept("the target returns a view of a complex tensor")
         node.meta["val"] = value
-        self.strided.add(node)
+        if node.target in (aten.detach.default, aten.alias.default) and node.args[0] in self.views:
+            self.views[node] = self.views[node.args[0]]
+        self._note_strides(e, node, node)
 
     # Operations ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +226,10 @@ class _Splitting:
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             return NotImplemented
         name = target.__name__.split(".")[0]
+        if name == "new_zeros":
+            dtype = real_dtype(node.meta["val"].dtype)
+            zeros = e(aten.zeros.default, node.args[1], dtype=dtype, device=node.meta["val"].device)
+            return Pair(zeros, None) if _is_complex(node) else zeros
         if name in CREATING and _is_complex(node):
             args = tuple(self._real_part(e, item) for item in node.args)
             return created(e, target, args, kwargs, node.meta["val"].dtype)
