@@ -79,11 +79,12 @@ from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.random_draws import RandomDraws
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
 from mtmc_lsp.capture.worker.user_module import load_user_module
-from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
+from mtmc_lsp.core.dtypes import COMPLEX, ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import FailureKind, Location, MtmcError, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload, WorkloadSource
 
+OF_PAIRS = "infinite and NaN inputs are not compared: kernels leave out products of complex parts with 0"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """Begins with a line such as ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build``."""
 COLLECTION_THRESHOLDS = (100_000, 20, 100)
@@ -254,7 +255,7 @@ def _capture_once(
         values = (call, uses, plain, returned_inputs, workload.target.path, traced, observed)
         flags = free_flags(*values) if is_small else FreeFlags()
     calling.replace_codes(keeper.codes.values())
-    notes = (*notes, *keeper.notes(text))
+    notes = (*notes, *keeper.notes(text), *((OF_PAIRS,) if graph.has_pairs else ()))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_unset_state(call.state_homes, workload.state, uses.overwritten, workload.target)
     refuse_random(graph, workload.target)
@@ -425,7 +426,8 @@ def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
             kind=FailureKind.NO_TENSORS,
         )
     for item in inputs:
-        if str(item.value.dtype).removeprefix("torch.") not in ITEMSIZE:
+        dtype = str(item.value.dtype).removeprefix("torch.")
+        if dtype not in ITEMSIZE and not (dtype in COMPLEX and item.kind is not InputKind.ARGUMENT):
             raise TargetUnsupported(f"{item.access} has dtype {item.value.dtype}, which is not supported", where=where)
 
 

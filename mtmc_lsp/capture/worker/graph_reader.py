@@ -306,6 +306,7 @@ class Reader:
             mutations=mutations,
             conditions=self._conditions(),
             backward=self._backward(),
+            has_pairs=any(self.parts.values()),
         )
         return replace(graph, nodes=tuple(self._with_variables(graph)))
 
