@@ -177,7 +177,7 @@ def _capture_once(
         call = _build_target(module, workload, device, constructing)
     inputs = _inputs(call, workload)
     named_class = partial(class_name, file=module)
-    _check_inputs(inputs, workload.target)
+    _check_inputs(inputs, workload.target, takes_complex=not trains)
     refuse_unknown_containers(call, named_class, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
@@ -239,6 +239,7 @@ def _capture_once(
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
         first = graph
+        _check_inputs(inputs, workload.target, takes_complex=graph.has_pairs)
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
@@ -416,7 +417,8 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     return result
 
 
-def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
+def _check_inputs(inputs: list[InputTensor], target: Target, *, takes_complex: bool) -> None:
+    """Refuse dtypes that are not supported; ``takes_complex`` permits parameters and buffers that become pairs."""
     where = Location(target.path, target.start_line)
     if not inputs:
         raise TargetUnsupported(
@@ -427,7 +429,8 @@ def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
         )
     for item in inputs:
         dtype = str(item.value.dtype).removeprefix("torch.")
-        if dtype not in ITEMSIZE and not (dtype in COMPLEX and item.kind is not InputKind.ARGUMENT):
+        is_complex = dtype in COMPLEX and item.kind is not InputKind.ARGUMENT and takes_complex
+        if dtype not in ITEMSIZE and not is_complex:
             raise TargetUnsupported(f"{item.access} has dtype {item.value.dtype}, which is not supported", where=where)
 
 
