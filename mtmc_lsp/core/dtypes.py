@@ -37,6 +37,10 @@ UNSUPPORTED_ITEMSIZE: dict[str, int] = {
 """Bytes per element of other dtypes. Operations on them stay in torch."""
 
 
+COMPLEX: dict[str, str] = {"complex64": "float32", "complex128": "float64"}
+"""The dtype of the parts of complex dtypes that parameters and buffers may have."""
+
+
 def itemsize(dtype: str) -> int:
     """Bytes per element; 4 for an unknown dtype."""
     return ITEMSIZE.get(dtype) or UNSUPPORTED_ITEMSIZE.get(dtype, 4)

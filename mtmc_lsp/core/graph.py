@@ -405,6 +405,8 @@ class Graph:
     """Precision of fp32 convolutions in the user's code on a GPU: ``ieee`` or ``tf32`` (PyTorch's default)."""
     backward: Backward | None = None
     """Set if the graph contains the backward pass, too."""
+    has_pairs: bool = False
+    """Whether complex values of the target are pairs of real ones."""
     autocast: str = ""
     """The dtype of the caller's autocast, whose casts are nodes; empty for calls without autocast."""
     deterministic: bool = False

@@ -79,11 +79,12 @@ from mtmc_lsp.capture.worker.tracing.free_numbers import export_with_numbers
 from mtmc_lsp.capture.worker.tracing.random_draws import RandomDraws
 from mtmc_lsp.capture.worker.tracing.target_body import check_decorators, observed_call, owner_of, receiver_of
 from mtmc_lsp.capture.worker.user_module import load_user_module
-from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
+from mtmc_lsp.core.dtypes import COMPLEX, ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import FailureKind, Location, MtmcError, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload, WorkloadSource
 
+OF_PAIRS = "infinite and NaN inputs are not compared: kernels leave out products of complex parts with 0"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """Begins with a line such as ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build``."""
 COLLECTION_THRESHOLDS = (100_000, 20, 100)
@@ -176,7 +177,7 @@ def _capture_once(
         call = _build_target(module, workload, device, constructing)
     inputs = _inputs(call, workload)
     named_class = partial(class_name, file=module)
-    _check_inputs(inputs, workload.target)
+    _check_inputs(inputs, workload.target, takes_complex=not trains)
     refuse_unknown_containers(call, named_class, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
@@ -238,6 +239,7 @@ def _capture_once(
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
         first = graph
+        _check_inputs(inputs, workload.target, takes_complex=graph.has_pairs)
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
@@ -254,7 +256,7 @@ def _capture_once(
         values = (call, uses, plain, returned_inputs, workload.target.path, traced, observed)
         flags = free_flags(*values) if is_small else FreeFlags()
     calling.replace_codes(keeper.codes.values())
-    notes = (*notes, *keeper.notes(text))
+    notes = (*notes, *keeper.notes(text), *((OF_PAIRS,) if graph.has_pairs else ()))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_unset_state(call.state_homes, workload.state, uses.overwritten, workload.target)
     refuse_random(graph, workload.target)
@@ -415,7 +417,8 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     return result
 
 
-def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
+def _check_inputs(inputs: list[InputTensor], target: Target, *, takes_complex: bool) -> None:
+    """Refuse dtypes that are not supported; ``takes_complex`` permits parameters and buffers that become pairs."""
     where = Location(target.path, target.start_line)
     if not inputs:
         raise TargetUnsupported(
@@ -425,7 +428,9 @@ def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
             kind=FailureKind.NO_TENSORS,
         )
     for item in inputs:
-        if str(item.value.dtype).removeprefix("torch.") not in ITEMSIZE:
+        dtype = str(item.value.dtype).removeprefix("torch.")
+        is_complex = dtype in COMPLEX and item.kind is not InputKind.ARGUMENT and takes_complex
+        if dtype not in ITEMSIZE and not is_complex:
             raise TargetUnsupported(f"{item.access} has dtype {item.value.dtype}, which is not supported", where=where)
 
 

@@ -34,6 +34,7 @@ from mtmc_lsp.capture.worker.graph_reader import (
 )
 from mtmc_lsp.capture.worker.literal_tensors import literal_inputs
 from mtmc_lsp.capture.worker.loops.folding import remove_dead_traces
+from mtmc_lsp.capture.worker.loops.pairs.splitting import split_complex_values
 from mtmc_lsp.capture.worker.passes.attention_operator import SingleAttention
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
@@ -321,9 +322,11 @@ def _expanded(program: Any, target: Target, *, is_below_autograd: bool) -> Any:
     with _recording_lines(target.path), torch.no_grad():
         try:
             remove_dead_traces(program.graph)
-            return program.run_decompositions(
+            expanded = program.run_decompositions(
                 decompositions() | (backward_decompositions() if is_below_autograd else {})
             )
+            split_complex_values(expanded.graph)
+            return expanded
         except Exception as error:
             raise export_error(error, target) from error
 

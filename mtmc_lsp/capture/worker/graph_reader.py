@@ -14,6 +14,7 @@ from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.result_structure import RESULTS, SIZES, fill_structure, is_nested
 from mtmc_lsp.capture.worker.literal_tensors import nested_literals
+from mtmc_lsp.capture.worker.loops.pairs.emitter import PART
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
 from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
 from mtmc_lsp.capture.worker.passes.gradients import IDENTITIES, TANGENT, GradientTrace
@@ -111,6 +112,8 @@ class Reader:
         self.symbols_at: dict[tuple[int, int], set[str]] = {}
         self.names: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
+        self.parts: dict[str, str] = {}
+        """Which part of a complex value a node is."""
         self._assign_size_names()
 
     def _is_expression(self, i: int, d: int) -> bool:
@@ -303,6 +306,7 @@ class Reader:
             mutations=mutations,
             conditions=self._conditions(),
             backward=self._backward(),
+            has_pairs=any(self.parts.values()),
         )
         return replace(graph, nodes=tuple(self._with_variables(graph)))
 
@@ -390,6 +394,7 @@ class Reader:
             name += "_"
         self.used_names.add(name)
         references[node.name] = Ref(name)
+        self.parts[name] = node.meta.get(PART, "")
         return Node(
             name=name,
             op=canonical(str(node.target)),
@@ -456,11 +461,17 @@ class Reader:
         return str(value)
 
     def _with_variables(self, graph: Graph) -> list[Node]:
-        """Name the last node of each assignment's line after the assigned variable."""
-        last = {node.line: node.name for node in graph.nodes if node.line and node.name not in graph.backward_nodes}
+        """Name the last node of each assignment's line after the assigned variable, or each part of a complex value."""
+        forward = [node for node in graph.nodes if node.line and node.name not in graph.backward_nodes]
+        last = {node.line: self.parts.get(node.name, "") for node in forward}
+        names = {(node.line, self.parts.get(node.name, "")): node.name for node in forward}
+        variables: dict[str, str] = {}
+        for (line, part), name in names.items():
+            variable = self.variables.get(line, "")
+            if variable and bool(part) == bool(last[line]):
+                variables[name] = f"{variable}_{part}" if part else variable
         return [
-            replace(node, variable=self.variables.get(node.line, "")) if last.get(node.line) == node.name else node
-            for node in graph.nodes
+            replace(node, variable=variables[node.name]) if node.name in variables else node for node in graph.nodes
         ]
 
     def _conditions(self) -> tuple[str, ...]:

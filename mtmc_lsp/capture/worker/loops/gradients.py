@@ -18,7 +18,7 @@ import torch
 
 from mtmc_lsp.capture.worker.loops.iteration import Span, Step
 from mtmc_lsp.capture.worker.loops.markers import operators
-from mtmc_lsp.capture.worker.loops.tensors import zeros
+from mtmc_lsp.capture.worker.loops.tensors import is_differentiable, zeros
 
 
 def without_gradients() -> contextlib.AbstractContextManager[Any]:
@@ -97,7 +97,7 @@ class _Differentiated(torch.autograd.Function):  # type: ignore[misc]  # torch i
         ctx.reverse = reverse
         ctx.set_materialize_grads(False)
         results = reverse.forward()
-        ctx.mark_non_differentiable(*(item for item in results if not item.dtype.is_floating_point))
+        ctx.mark_non_differentiable(*(item for item in results if not is_differentiable(item)))
         return tuple(results)
 
     @staticmethod

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mtmc_lsp.capture.worker.loops.iteration import Changing, NotKept, Span, Step, known
+from mtmc_lsp.capture.worker.loops.pairs.operations import runs_on_pairs
 from mtmc_lsp.capture.worker.loops.supported import PRODUCTS, runs_step_by_step
 
 
@@ -159,8 +160,15 @@ class Watched:
         while node is not self._last:
             if isinstance(node.target, torch._ops.OpOverload):
                 op = str(node.target)
-                is_aten = op.startswith("aten.")
-                if is_aten and (op.split(".")[1] in PRODUCTS or not runs_step_by_step(op)):
+                if op.startswith("aten.") and (op.split(".")[1] in PRODUCTS or not _runs_step_by_step(node)):
                     return True
             node = node.prev
         return False
+
+
+def _runs_step_by_step(node: torch.fx.Node) -> bool:
+    """Whether a kernel can run a traced operation in each iteration, also one of complex values."""
+    values = tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
+    if any(isinstance(value, torch.Tensor) and value.is_complex() for value in values):
+        return runs_on_pairs(str(node.target).split(".")[1])
+    return runs_step_by_step(str(node.target))

@@ -33,6 +33,11 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def is_differentiable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can have a gradient."""
+    return bool(tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
 def is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors have the same shape and dtype for all sizes."""
     same_rank = first.dim() == second.dim() and first.dtype == second.dtype

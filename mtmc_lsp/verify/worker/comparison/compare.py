@@ -117,6 +117,10 @@ class Comparison:
         strides = zip(reference.shape, candidate.stride(), reference.stride(), strict=True)
         is_equal = any_layout or candidate.numel() == 0 or all(a == b or size == 1 for size, a, b in strides)
         self.check(f"{name} stride", "" if is_equal else f"{candidate.stride()} instead of {reference.stride()}")
+        if reference.is_complex():
+            candidate, reference, oracle = (
+                torch.view_as_real(value.resolve_conj()) for value in (candidate, reference, oracle)
+            )
         if not reference.is_floating_point():
             difference = discrete_difference(candidate, reference, oracle, sensitivity, ties, self._factor)
             self.check(f"{name} values", difference)

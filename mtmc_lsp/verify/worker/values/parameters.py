@@ -59,6 +59,8 @@ def varied(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generato
     Args:
         tensor: the initial values, which :func:`observe` has seen.
     """
+    if tensor.is_complex():
+        return _varied_complex(tensor.detach().resolve_conj(), shape, generator)
     device, value = generator.device, tensor.detach().to(generator.device)
     if not value.is_floating_point():
         is_same = list(value.shape) == list(shape)
@@ -81,3 +83,10 @@ def varied(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generato
             moved = torch.minimum(moved, value + 0.5 * (1 - value) * noise)
         return moved.to(value.dtype)
     return (value + spread * (noise - 0.5)).to(value.dtype)
+
+
+def _varied_complex(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """A complex parameter, whose real and imaginary parts are varied by themselves."""
+    parts = [part.clone() for part in torch.view_as_real(tensor).unbind(-1)]
+    observe(parts)
+    return torch.complex(*(varied(part, shape, generator) for part in parts))

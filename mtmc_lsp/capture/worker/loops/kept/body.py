@@ -31,6 +31,7 @@ from mtmc_lsp.capture.worker.loops.tensors import (
     converted,
     has_step,
     is_alike,
+    is_differentiable,
     iterations_between,
     located,
     number_argument,
@@ -157,7 +158,7 @@ class Body(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         with without_gradients():
             leaf = operators().enter(initial, self.span.loop, number, name)
         symbol = leaf
-        if self._is_trained and leaf.dtype.is_floating_point:
+        if self._is_trained and is_differentiable(leaf):
             # The user's code may change its state in place, and autograd's leaves may not be.
             symbol = leaf.requires_grad_().clone()
         self._keep(symbol)

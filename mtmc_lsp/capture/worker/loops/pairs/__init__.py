@@ -1,0 +1,1 @@
+"""Complex values of kept loops as pairs of real values."""
