@@ -181,6 +181,8 @@ TENSOR_CORES = (
     "split into two float16 numbers, and three products of these replace each product."
 )
 """Why a float32 product runs on tensor cores."""
+THREE_PRODUCTS = "Tensor cores compute each float32 product as three TF32 products, which is as exact"
+"""How the products of an iteration that is a launch round."""
 
 
 SCALED = (
@@ -279,6 +281,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
     mode = precision_of(fusion.config)
     is_scaled = mode is PrecisionMode.FP16_SCALED
     split = has_fp32_product(ir, region) and (is_scaled or mode in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES))
+    in_parts = region.kind is RegionKind.LOOP and mode in ON_TENSOR_CORES
     saved = fusion.before.bytes - fusion.after.bytes
     kind = ActionKind.TENSOR_CORE if split else ActionKind.FUSE
     text = _title(ir, region.nodes, target, on_tensor_cores=split)
@@ -298,6 +301,8 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
             else "Run all iterations of the loop in one kernel"
         )
         text = with_result(ir, what, region.nodes)
+        if in_parts:
+            why += f". {THREE_PRODUCTS}"
     elif is_scaled:
         why = SCALED
         text += " on scaled float16 operands"
@@ -322,7 +327,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         rationale=f"{why}{_in_parts(fusion)}.{precision_text(ir, region, fusion.config)}",
         expected=expected(fusion.before, fusion.after),
         text=f"{text} on tensor cores" if split and not is_scaled else text,
-        changes_rounding=split,
+        changes_rounding=split or in_parts,
     )
 
 

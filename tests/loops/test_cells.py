@@ -102,6 +102,22 @@ def test_a_part_of_larger_matrices_stays_in_registers(name: str, captured) -> No
     assert _checker().failures(capture, [candidate], case) == [""]
 
 
+@pytest.mark.parametrize(("name", "copy"), [("gru", ""), ("GRUCell", ".mT.contiguous()"), ("LSTM", ".contiguous()")])
+def test_threads_hold_columns_of_matrices_that_fit_into_registers(name: str, copy: str, captured) -> None:
+    """Neighbouring threads load neighbouring elements of a row; the launcher copies matrices whose columns are contiguous."""
+    text = re.sub(r"hidden=\d+", "hidden=64", with_sizes(CELLS, H=64, G=192, T=17))
+    capture = captured(text, name)
+    candidate = fully_fused(capture, start(capture, text))
+    kernel, _, launcher = candidate.code.block.partition("_launch(")
+    before, _, inside = kernel[kernel.index("_out_") :].partition("in tl.range(0, ")
+    assert len(re.findall(r"= tl\.load\(tl\.multiple_of\(", before)) == {"LSTM": 4}.get(name, 3)
+    assert "multiple_of" not in inside
+    assert copy in launcher and (copy or ".contiguous()" not in launcher)
+    for steps in (1, 17):
+        case = Case({**capture.graph.sizes, "T": steps}, "normal", 3)
+        assert _checker().failures(capture, [candidate], case) == [""]
+
+
 def test_rows_with_different_matrices_are_in_different_programs(captured) -> None:
     capture = captured(CELLS, "block_diagonal")
     with pytest.raises(CannotCode, match="rows cannot be 2: rows of this loop have different matrices"):

@@ -23,7 +23,7 @@ from tests.loops.test_cells import loop_node, with_sizes
 from tests.planning.situations import H200, act, proposed, schedule_of, situation, start
 
 
-def stepwise(capture: Capture, text: str, node: str = "", **config: int) -> Candidate:
+def stepwise(capture: Capture, text: str, node: str = "", **config: int | str) -> Candidate:
     """The loop with one launch for each iteration."""
     tile = {"kind": "loop", "rows": 1, "block": 16, "warps": 4, "stages": 1, "depth": 16, **config}
     return act(capture, start(capture, text), ActionKind.FUSE, node or loop_node(capture), config=tile)
@@ -189,3 +189,33 @@ def test_float32_products_are_exact_unless_the_user_allows_less(captured) -> Non
     for setting in ("ieee", "tf32"):
         user = replace(capture, graph=replace(capture.graph, fp32_matmul=setting))
         assert f'input_precision="{setting}"' in stepwise(user, CELLS, rows=16).code.block
+
+
+def large_cell(captured) -> tuple[str, Capture]:
+    """An LSTM whose matrices no program holds."""
+    text = re.sub(r"hidden=\d+", "hidden=384", with_sizes(CELLS, H=384, X=5, B=20, T=17))
+    return text, captured(text, "LSTMCell")
+
+
+@pytest.mark.parametrize(
+    ("strict", "vendor", "precision"), [(False, "nvidia", "tf32x3"), (True, "nvidia", "ieee"), (False, "amd", "ieee")]
+)
+def test_float32_products_run_on_tensor_cores_unless_rounding_must_not_change(
+    strict: bool, vendor: str, precision: str, captured
+) -> None:
+    text, capture = large_cell(captured)
+    setting = replace(
+        situation(capture, start(capture, text), device=replace(H200, vendor=vendor), strict=strict), has_gpu=True
+    )
+    (fusion,) = setting.search().best([loop_node(capture)])
+    assert fusion.config.precision.value == precision
+    if precision == "tf32x3":
+        candidate = stepwise(capture, text, rows=16, block=32, depth=64, precision=precision)
+        assert f'input_precision="{precision}"' in candidate.code.block
+        assert differences(capture, candidate) == ""
+
+
+def test_three_products_need_a_launch_for_each_iteration(captured) -> None:
+    capture = captured(CELLS, "elman")
+    with pytest.raises(CannotCode, match="precision cannot be 'tf32x3': one launch runs all iterations"):
+        stepwise(capture, CELLS, rows=16, depth=1, precision="tf32x3")

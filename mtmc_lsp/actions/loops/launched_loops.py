@@ -7,7 +7,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.search import Fusion
 from mtmc_lsp.ir.loops.fusion import loop_in
-from mtmc_lsp.schedule.configs import LoopConfig
+from mtmc_lsp.schedule.configs import LoopConfig, PrecisionMode, precision_of
 from mtmc_lsp.tuning.cost import ZERO
 
 MOST_REPLAYED = 8192
@@ -45,6 +45,7 @@ def launched_loops(situation: Situation, rationale: str) -> MacroAction | None:
         rationale=f"An iteration is one launch, in which all multiprocessors share the matrices. {rationale}",
         expected=expected(before, after),
         text=f"Run {what}, and replay all launches as one CUDA graph",
+        changes_rounding=any(precision_of(each.config) is PrecisionMode.TF32X3 for each in fusions),
     )
 
 

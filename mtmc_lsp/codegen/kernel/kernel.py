@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.parameters import NUMBER_DTYPES, Parameters
 from mtmc_lsp.codegen.kernel.snippets import def_lines
-from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.sizes import Number, Size
 
 MAX_GRID_Y = 65535
@@ -65,8 +65,8 @@ class Kernel:
     """The parameter that counts launches, and their number; ``None`` for one launch. The parameter follows the sizes."""
     initial: tuple[tuple[str, float | str], ...] = ()
     """``(parameter, number or primitive)``: what the first slice of a scratch buffer is before the first launch."""
-    transposed: frozenset[str] = frozenset()
-    """Pointers to contiguous copies of tensors whose last two dimensions are exchanged, which the launcher makes."""
+    copied: Mapping[str, TensorType] = field(default_factory=dict)
+    """For each pointer to a contiguous copy that the launcher makes: the view of the tensor's memory that it copies."""
 
     def passed_as_constant(self, parameter: str, size: Size) -> bool:
         """Whether a size is a ``tl.constexpr``."""
@@ -90,7 +90,7 @@ def assemble(
     scratch_read: tuple[tuple[str, Scratch], ...] = (),
     described: tuple[str, ...] = (),
     repeat: tuple[str, Size] | None = None,
-    transposed: frozenset[str] = frozenset(),
+    copied: Mapping[str, TensorType] | None = None,
 ) -> Kernel:
     """Assemble a kernel from its parts. Parameters are ordered: pointers, outputs, sizes, run-time numbers, constexprs."""
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
@@ -124,7 +124,7 @@ def assemble(
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
         run_time_numbers=run_time_numbers,
         repeat=repeat,
-        transposed=transposed,
+        copied=copied or {},
     )
 
 

@@ -85,9 +85,13 @@ class CellWriter:
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
         self.precision = "tf32" if precision == "tf32" else config.precision.value
         self.is_by_columns = keeps_columns(form, config)
-        self.turned = self._along_columns() if self.is_by_columns else frozenset()
         buffers = row_buffers(form, types)
-        buffers |= {prim: _turned(buffers[prim]) for prim in self.turned}
+        across = self._across(buffers) if self.is_by_columns else {}
+        self.copied = {prim: _exchanged(buffers[prim]) if last else buffers[prim] for prim, last in across.items()}
+        """Matrices of which the launcher makes contiguous copies, with rows before columns."""
+        for prim, last in across.items():
+            copy = replace(self.copied[prim], stride=contiguous_stride(self.copied[prim].shape))
+            buffers[prim] = _exchanged(copy) if last else copy
         self.parameters = Parameters(form.ir, buffers)
         self.step = self.parameters.names.unique("t")
         self.lines: list[str] = []
@@ -111,18 +115,23 @@ class CellWriter:
             form, self.parameters, self.columns, groups, [flat], row_mask, self._emit, self._provide
         )
 
-    def _along_columns(self) -> frozenset[str]:
-        """The matrices in memory whose columns are contiguous: those of linear layers. Neighbouring threads read rows."""
-        table, found = self.region.table, set()
+    def _across(self, buffers: Mapping[str, TensorType]) -> dict[str, bool]:
+        """The matrices whose rows are not contiguous in memory, and whether their last dimension is summed, as in linear layers.
+
+        Neighbouring threads read neighbouring columns of a row.
+        """
+        table, found = self.region.table, dict[str, bool]()
         for prim in self.form.products:
             summed, names = set(table.of_product(prim).k), [prim.inputs[1]]
             while names:
                 name = names.pop()
                 if name not in self.region.inputs:
                     names += self.ir.prims[name].inputs
-                elif len(self.ir.prims[name].shape) > 1 and summed & set(table.axes(name, -1)):
-                    found.add(name)
-        return frozenset(found)
+                elif len(self.ir.prims[name].shape) > 1:
+                    is_last = bool(summed & set(table.axes(name, -1)))
+                    if buffers[name].stride[-2 if is_last else -1] != ONE:
+                        found[name] = is_last
+        return found
 
     def _emit(self, text: str, cols: bool) -> None:
         self.lines.append(text)
@@ -135,7 +144,8 @@ class CellWriter:
         config, constexprs = self.config, dict(self.columns.blocks.values())
         if config.rows > 1:
             constexprs = {"ROWS": config.rows, **constexprs}
-        turned = frozenset(pointer for prim, pointer in self.parameters.tensors.items() if prim in self.turned)
+        tensors = self.parameters.tensors
+        copied = {tensors[prim]: kind for prim, kind in self.copied.items() if prim in tensors}
         return assemble(
             name,
             self.parameters,
@@ -147,7 +157,7 @@ class CellWriter:
             num_warps=config.warps,
             num_stages=config.stages,
             limits=self.columns.limits(),
-            transposed=turned,
+            copied=copied,
         )
 
     def _body(self) -> list[str]:
@@ -428,8 +438,8 @@ class CellWriter:
         self.lines.append(f"tl.store({address}, {self._spread(code, prim)}{mask})")
 
 
-def _turned(kind: TensorType) -> TensorType:
-    """A contiguous copy of a tensor whose last two dimensions are exchanged, indexed as the tensor."""
+def _exchanged(kind: TensorType) -> TensorType:
+    """A view with the last two dimensions exchanged."""
     *batch, rows, columns = kind.shape
-    *strides, along, across = contiguous_stride((*batch, columns, rows))
-    return replace(kind, stride=(*strides, across, along))
+    *strides, down, along = kind.stride
+    return replace(kind, shape=(*batch, columns, rows), stride=(*strides, along, down))

@@ -19,7 +19,7 @@ from mtmc_lsp.codegen.module.launchers.views import SAME_START, View, without_vi
 from mtmc_lsp.codegen.module.naming import value_name
 from mtmc_lsp.codegen.module.tables import TableFunction, table_function
 from mtmc_lsp.codegen.module.torch_calls import argument_text, torch_call
-from mtmc_lsp.core.graph import InputKind, Node, Ref
+from mtmc_lsp.core.graph import InputKind, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.loop import Loop
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
@@ -130,6 +130,16 @@ class Launcher(LauncherMemory):
         holders = (self.holders[prim] for prim in kernel.described)
         return all(holder in self._allocated or holder in self.input_names.values() for holder in holders)
 
+    def _copy(self, holder: str, view: TensorType) -> str:
+        """The text of a contiguous copy of a view of a tensor's memory."""
+        for node, name in self.input_names.items():
+            kind = self.ir.graph.type_of(Ref(node))
+            exchanged = (*view.shape[:-2], view.shape[-1], view.shape[-2])
+            if name == holder and kind.shape == exchanged and kind.stride == contiguous_stride(exchanged):
+                return f"{holder}.mT.contiguous()"
+        shape, stride = (", ".join(map(self.size, sizes)) for sizes in (view.shape, view.stride))
+        return f"{holder}.as_strided(({shape}), ({stride})).contiguous()"
+
     def launch(self, kernel: Kernel, regions: Sequence[Region]) -> None:
         """Emit the allocation of the outputs and the launch of the kernel of these regions."""
         if any(prim == "seed" for _, prim in kernel.tensors):
@@ -139,8 +149,8 @@ class Launcher(LauncherMemory):
         for argument in arguments:
             self._kernel_arguments[argument] = self._kernel_arguments.get(argument, 0) + 1
         for i, (parameter, _) in enumerate(kernel.tensors):
-            if parameter in kernel.transposed:
-                arguments[i] += ".mT.contiguous()"
+            if parameter in kernel.copied:
+                arguments[i] = self._copy(arguments[i], kernel.copied[parameter])
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
         arguments += [self.output(ref, regions) for _, ref in kernel.outputs]
         written = {parameter: self.allocate_scratch(scratch) for parameter, scratch in kernel.scratch_written}
