@@ -39,6 +39,10 @@ from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_columns, kept_tiles
 from mtmc_lsp.schedule.configs import LoopConfig
 
+COLUMNS_COMMENT = [
+    "# With an alignment of one element, a thread loads whole columns of the matrices, which it can sum by itself."
+]
+
 
 def write_cell_kernel(
     ir: KernelIR,
@@ -190,6 +194,8 @@ class CellWriter:
         varying = {self.step, *names, *(pointer for pointer, _, _ in self.moves)}
         varying |= self.matrices
         invariant, inside = hoist_invariants(self.lines, varying)
+        if self.is_by_columns:
+            before += COLUMNS_COMMENT
         self.lines = [*before, *invariant]
         self.lines += loop_lines(self.parameters, self.moves, self.step, count, self.config.stages, inside)
         self.tile.cache.clear()

@@ -44,12 +44,13 @@ def elman_out_kernel(matmul_t_ptr, U_ptr, b_ptr, h_ptr, T, H, BLOCK: tl.constexp
     inner = tl.arange(0, BLOCK)[:, None]
     inner_mask = inner < H
     h = tl.full([1, BLOCK], 0.0, tl.float32)
-    U = tl.load(U_ptr + cols + inner * H, mask=inner_mask & col_mask, other=0.0)
+    # With an alignment of one element, a thread loads whole columns of the matrices, which it can sum by itself.
+    U = tl.load(tl.multiple_of(U_ptr + cols + inner * H, [1, 1]), mask=inner_mask & col_mask, other=0.0)
     b = tl.load(b_ptr + cols, mask=col_mask, other=0.0)
-    for t in tl.range(0, T, num_stages=3):
+    for t in tl.range(0, T):
         matmul_t = tl.load(matmul_t_ptr + row * H * T + cols, mask=col_mask, other=0.0)
-        operand = tl.expand_dims(tl.sum(tl.where(col_mask, h, 0.0), axis=0), 1)
-        product = tl.sum(operand * U, axis=0, keep_dims=True)
+        operand = tl.expand_dims(tl.reshape(tl.where(col_mask, h, 0.0), [BLOCK]), 1)
+        product = tl.reshape(tl.sum(operand * U, axis=0), [1, BLOCK])
         h_2 = _tanh(matmul_t + product + b)
         tl.store(h_ptr + row * H * T + cols, h_2, mask=col_mask)
         h = h_2
@@ -269,7 +270,7 @@ def elman_launch(x, W, U, b, elman_out_kernel=_DirectLaunches(elman_out_kernel))
     H = W.shape[1]
     matmul = torch.matmul(x, W)
     out = x.new_empty(B, T, H)
-    elman_out_kernel[(B,)](matmul, U, b, out, T, H, BLOCK=32, num_warps=1, num_stages=3)
+    elman_out_kernel[(B,)](matmul, U, b, out, T, H, BLOCK=32, num_warps=2, num_stages=1)
     return out
 
 
