@@ -31,6 +31,8 @@ MOST_COLUMN = 128
 MOST_COLUMN_REGISTERS = 256
 """Registers of a thread for its columns. With 256, an LSTM of 128 units spills 112 bytes of each thread for sm_90, and is still
 faster than one that loads a quarter of its matrices in each iteration: 967 and 1,038 us for 512 steps on an H200."""
+COLUMN_OTHERS = 64
+"""Registers of a thread for all but its columns: 59 to 72 in GRU and LSTM cells of 16 to 64 units, for sm_90."""
 COLUMNS_PER_WARP = 16
 """Columns of a matrix per warp. Two threads share a column: with one thread for each, Triton moves whole matrices through
 shared memory in each iteration, and with more warps fewer registers are left. On an H200, 8 and 16 warps took 380 and 479 us for
@@ -60,9 +62,9 @@ SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_DEPTH = 16, 32, 64
 (64 rows): 10.5 us for an iteration with 512 units, where tiles of 32 rows took 28 us, and IEEE arithmetic 56 us."""
 MOST_STEP_ROWS, MOST_DEPTH = 64, 128
 """Most rows and columns of first tiles on tensor cores, and the largest depth."""
-LAUNCHES_PER_ROW = 4
-"""Rows per multiprocessor from which on each iteration is a launch, where a program of one row holds the matrices. An estimate
-from times on an H200 with 128 units: 0.8 to 1.9 us for the iteration of a row, and 4.4 us for that of up to 2,112 rows."""
+MOST_ROWS_IN_TURN = 4
+"""Programs of one row that a multiprocessor runs one after another, where they hold the matrices; other forms pay with more.
+An estimate from times on an H200 with 128 units: 0.8 to 1.9 us for the iteration of a row, 4.4 us for a launch of many rows."""
 LAUNCHES_PER_READ = 2.0
 """Launches in which a program reads all matrices, from which on each iteration is a launch. An estimate, not measured."""
 
@@ -92,9 +94,14 @@ def keeps_columns(form: CellForm, config: LoopConfig) -> bool:
     block = min(config.block, _units(form))
     if config.rows > 1 or config.is_stepwise or config.warps * COLUMNS_PER_WARP < block:
         return False
+    return _column_registers(form, config) <= MOST_COLUMN_REGISTERS
+
+
+def _column_registers(form: CellForm, config: LoopConfig) -> int:
+    """The registers of a thread that holds columns of the matrices."""
     words = sum(_in_blocks(form, rows, config) * _in_blocks(form, columns, config) for rows, columns in form.widths())
     words *= max(1, itemsize(form.products[0].dtype) // 4)
-    return words <= MOST_COLUMN_REGISTERS * 32 * config.warps
+    return -(-words // (32 * config.warps))
 
 
 def _units(form: CellForm) -> int:
@@ -120,13 +127,22 @@ def column_config(form: CellForm) -> LoopConfig | None:
     return config if keeps_columns(form, config) else None
 
 
+def has_few_rows(form: CellForm, config: LoopConfig, device: DeviceModel) -> bool:
+    """Whether the programs of one row that hold columns can run at once, or a few of them one after another."""
+    registers = min(MOST_REGISTERS, _column_registers(form, config) + COLUMN_OTHERS)
+    at_once = max(1, REGISTERS // (32 * config.warps * registers))
+    return _rows(form) <= MOST_ROWS_IN_TURN * device.sm_count * at_once
+
+
 def prefers_launches(form: CellForm, device: DeviceModel) -> bool:
     """Whether an iteration should be a launch: no program holds the matrices, or reading them takes longer than launches."""
     if form.against_launches:
         return False
-    if column_config(form) is not None:
-        # Each further row of a multiprocessor runs after the one before.
-        return _rows(form) > LAUNCHES_PER_ROW * device.sm_count
+    in_columns = column_config(form)
+    if in_columns is not None and has_few_rows(form, in_columns, device):
+        return False
+    if in_columns is not None and not keeps_matrices(form) and not is_low_precision(form.products[0].dtype):
+        return True
     read = form.matrix_elements() * itemsize(form.products[0].dtype) / (device.l2_bandwidth / device.sm_count) * 1e6
     return not form.fits or read > LAUNCHES_PER_READ * device.launch_us
 
@@ -201,6 +217,9 @@ def cell_config(form: CellForm, device: DeviceModel, precision: PrecisionMode = 
 
 def whole_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     """A first configuration with all iterations in one launch."""
+    in_columns = column_config(form)
+    if in_columns is not None and has_few_rows(form, in_columns, device):
+        return in_columns
     rows, block, is_kept = 1, min(MATRIX_TILE, _widest(form)), keeps_matrices(form)
     if not is_kept and form.pieces(block // 2) <= MOST_MATRIX_TILES:
         # The loads of several tiles are in flight at once, and larger tiles do not fit in registers.
@@ -212,8 +231,7 @@ def whole_config(form: CellForm, device: DeviceModel) -> LoopConfig:
     may_grow = is_kept and not form.has_matrix_per_row
     while may_grow and rows < 8 and _rows(form) > 2 * device.sm_count * rows and 2 * rows * block**2 <= MOST_TERMS:
         rows *= 2
-    in_columns = column_config(form) if rows == 1 else None
-    return in_columns or _config(form, rows, block, device)
+    return _config(form, rows, block, device)
 
 
 def cell_variants(form: CellForm, config: LoopConfig, device: DeviceModel) -> Iterator[LoopConfig]:

@@ -12,6 +12,11 @@ from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.ir.loops.cells import CellForm
+from mtmc_lsp.ir.loops.fusion import fused_loop
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.schedule.cell_configs import cell_config, keeps_columns
+from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import NOT_LAUNCHED
 from tests.codegen.harness import _checker, compile_errors, verified
@@ -204,3 +209,17 @@ def test_autotune_proposes_other_rows_and_blocks(captured) -> None:
     configs = [variant["config"] for action in actions for variant in action.params["variants"]]
     assert {config["rows"] for config in configs if "rows" in config} >= {2, 4, 8, 16}
     assert 32 in {config["block"] for config in configs if "block" in config}
+
+
+@pytest.mark.parametrize(
+    ("hidden", "rows", "form"),
+    [(64, 1024, "columns"), (64, 4096, "rows"), (128, 512, "columns"), (128, 4096, "launches")],
+)
+def test_the_first_form_depends_on_rows_and_registers(hidden: int, rows: int, form: str, captured) -> None:
+    """Programs that hold columns run a few times one after another; more rows share programs, or launches."""
+    text = with_sizes(CELLS, H=hidden, G=3 * hidden, B=rows, T=17)
+    capture = captured(text, "gru")
+    cell = fused_loop(ir_of(capture.graph, Schedule()), [loop_node(capture)])
+    assert isinstance(cell, CellForm)
+    config = cell_config(cell, H200)
+    assert form == ("launches" if config.is_stepwise else "columns" if keeps_columns(cell, config) else "rows")
