@@ -182,7 +182,7 @@ TENSOR_CORES = (
 )
 """Why a float32 product runs on tensor cores."""
 THREE_PRODUCTS = "Tensor cores compute each float32 product as three TF32 products, which is as exact"
-"""How the products of an iteration that is a launch round."""
+"""Why products that run on tensor cores are still float32, where each iteration is a launch."""
 
 
 SCALED = (
@@ -281,7 +281,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
     mode = precision_of(fusion.config)
     is_scaled = mode is PrecisionMode.FP16_SCALED
     split = has_fp32_product(ir, region) and (is_scaled or mode in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES))
-    in_parts = region.kind is RegionKind.LOOP and mode in ON_TENSOR_CORES
+    in_three = region.kind is RegionKind.LOOP and mode in ON_TENSOR_CORES
     saved = fusion.before.bytes - fusion.after.bytes
     kind = ActionKind.TENSOR_CORE if split else ActionKind.FUSE
     text = _title(ir, region.nodes, target, on_tensor_cores=split)
@@ -301,7 +301,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
             else "Run all iterations of the loop in one kernel"
         )
         text = with_result(ir, what, region.nodes)
-        if in_parts:
+        if in_three:
             why += f". {THREE_PRODUCTS}"
     elif is_scaled:
         why = SCALED
@@ -327,7 +327,7 @@ def _single(ir: KernelIR, fusion: Fusion, target: str) -> MacroAction:
         rationale=f"{why}{_in_parts(fusion)}.{precision_text(ir, region, fusion.config)}",
         expected=expected(fusion.before, fusion.after),
         text=f"{text} on tensor cores" if split and not is_scaled else text,
-        changes_rounding=split or in_parts,
+        changes_rounding=split or in_three,
     )
 
 

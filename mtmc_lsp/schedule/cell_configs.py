@@ -14,6 +14,7 @@ from mtmc_lsp.ir.loops.form import LoopForm
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import LEAST_DEPTH, LoopConfig, PrecisionMode
 from mtmc_lsp.schedule.device_limits import max_stages
+from mtmc_lsp.schedule.recurrent_configs import modes_of
 
 LEAST_ROWS_OF_DOT = 16
 """Rows from which on a product is a ``tl.dot``. Fewer rows are multiplied with the matrix and summed."""
@@ -27,16 +28,16 @@ OTHER_REGISTERS = 110
 """Registers of a thread for all but the matrices that stay there. With 110, kernels of GRU and LSTM cells of 128 units for sm_90
 spill at most 16 bytes of each thread."""
 MOST_COLUMN = 128
-"""Largest matrix whose columns threads hold: more rows have no room in the registers of a thread."""
+"""Most rows and columns of a block of a matrix whose columns threads hold: 64 registers of each thread."""
 MOST_COLUMN_REGISTERS = 256
-"""Registers of a thread for its columns. With 256, an LSTM of 128 units spills 112 bytes of each thread for sm_90, and is still
-faster than one that loads a quarter of its matrices in each iteration: 967 and 1,038 us for 512 steps on an H200."""
+"""Most registers of a thread for columns. At 256, an LSTM of 128 units spills 112 bytes of each thread for sm_90. In a prototype
+on an H200, loading a quarter of its matrices in each iteration was slower: 1,038 us instead of 967 us for 512 steps."""
 COLUMN_OTHERS = 64
-"""Registers of a thread for all but its columns: 59 to 72 in GRU and LSTM cells of 16 to 64 units, for sm_90."""
+"""Registers of a thread for all but its columns: 30 to 64 in GRU and LSTM cells of 16 to 64 units, for sm_90."""
 COLUMNS_PER_WARP = 16
-"""Columns of a matrix per warp. Two threads share a column: with one thread for each, Triton moves whole matrices through
-shared memory in each iteration, and with more warps fewer registers are left. On an H200, 8 and 16 warps took 380 and 479 us for
-512 steps of a GRU with 128 units."""
+"""Columns of a matrix per warp, so that two threads share a column. With one thread for each column, Triton moves whole matrices
+through shared memory in each iteration. With four, fewer registers are left: on an H200, a prototype of a GRU with 128 units took
+479 us instead of 380 us for 512 steps."""
 MOST_TERMS = 2**16
 """Elements of the largest tile of products that are summed."""
 TERMS_PER_THREAD = 64
@@ -58,13 +59,14 @@ STEP_WARPS = 4
 EXACT_ROWS, EXACT_DEPTH = 32, 32
 """Most rows and columns, and the depth, of first tiles in IEEE arithmetic: each thread holds its operands of a ``tl.dot``."""
 SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_DEPTH = 16, 32, 64
-"""The first tile of products in three TF32 parts. On an H200 it was the fastest of 17 for GRU and LSTM cells of 128 to 1024 units
-(64 rows): 10.5 us for an iteration with 512 units, where tiles of 32 rows took 28 us, and IEEE arithmetic 56 us."""
+"""The first tile of float32 products as three TF32 products. On an H200, it was the fastest of 17 in prototypes of GRU and LSTM
+cells with 128 to 1024 units and 64 rows. An iteration of a GRU with 512 units took 10.5 us, with tiles of 32 rows 28 us, and in
+IEEE arithmetic 56 us."""
 MOST_STEP_ROWS, MOST_DEPTH = 64, 128
 """Most rows and columns of first tiles on tensor cores, and the largest depth."""
 MOST_ROWS_IN_TURN = 4
-"""Programs of one row that a multiprocessor runs one after another, where they hold the matrices; other forms pay with more.
-An estimate from times on an H200 with 128 units: 0.8 to 1.9 us for the iteration of a row, 4.4 us for a launch of many rows."""
+"""Most programs of one row that a multiprocessor runs one after another. An estimate: in prototypes with 128 units on an H200, an
+iteration of one row took 0.8 to 1.9 us, and a launch for many rows 4.4 us."""
 LAUNCHES_PER_READ = 2.0
 """Launches in which a program reads all matrices, from which on each iteration is a launch. An estimate, not measured."""
 
@@ -90,7 +92,7 @@ def keeps_matrices(form: CellForm) -> bool:
 
 
 def keeps_columns(form: CellForm, config: LoopConfig) -> bool:
-    """Whether each thread holds columns of the matrices, so that a product is a sum inside of a thread: one row per program."""
+    """Whether two threads hold each column of the matrices, so that they sum a product in registers. A program has one row."""
     block = min(config.block, _units(form))
     if config.rows > 1 or config.is_stepwise or config.warps * COLUMNS_PER_WARP < block:
         return False
@@ -122,7 +124,7 @@ def column_config(form: CellForm) -> LoopConfig | None:
     units = _units(form)
     block = min(MOST_COLUMN, max(units, _widest(form)))
     warps = max(1, min(units, block) // COLUMNS_PER_WARP)
-    # Loads of an iteration are in flight during its sums. More stages took 574 us instead of 380 (a GRU of 128 units on an H200).
+    # Loads of an iteration are in flight during its sums. Two stages took 574 us instead of 380 us in a prototype with 128 units.
     config = LoopConfig(1, block, warps, 1)
     return config if keeps_columns(form, config) else None
 
@@ -135,14 +137,15 @@ def has_few_rows(form: CellForm, config: LoopConfig, device: DeviceModel) -> boo
 
 
 def prefers_launches(form: CellForm, device: DeviceModel) -> bool:
-    """Whether an iteration should be a launch: no program holds the matrices, or reading them takes longer than launches."""
+    """Whether an iteration should be a launch: programs would read the matrices for longer, or run in too many turns."""
     if form.against_launches:
         return False
     in_columns = column_config(form)
-    if in_columns is not None and has_few_rows(form, in_columns, device):
-        return False
-    if in_columns is not None and not keeps_matrices(form) and not is_low_precision(form.products[0].dtype):
-        return True
+    if in_columns is not None:
+        if has_few_rows(form, in_columns, device):
+            return False
+        if not keeps_matrices(form) and not is_low_precision(form.products[0].dtype):
+            return True
     read = form.matrix_elements() * itemsize(form.products[0].dtype) / (device.l2_bandwidth / device.sm_count) * 1e6
     return not form.fits or read > LAUNCHES_PER_READ * device.launch_us
 
@@ -153,12 +156,12 @@ def loop_modes(form: LoopForm, device: DeviceModel, *, strict: bool) -> tuple[Pr
     Args:
         strict: whether results must round as float32 units do.
     """
-    if not isinstance(form, CellForm) or strict or device.vendor == "amd" or not _is_exact(form):
+    if not isinstance(form, CellForm) or not _is_exact(form):
         return (PrecisionMode.IEEE,)
     has_dot = not form.has_matrix_per_row and next_power_of_two(_rows(form)) >= LEAST_ROWS_OF_DOT
     if not has_dot or not prefers_launches(form, device):
         return (PrecisionMode.IEEE,)
-    return PrecisionMode.TF32X3, PrecisionMode.IEEE
+    return modes_of(form.products[0], device, strict=strict)
 
 
 def _is_exact(form: CellForm) -> bool:

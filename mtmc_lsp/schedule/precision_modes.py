@@ -93,10 +93,8 @@ class Precisions:
     def _modes(self, prim: Prim) -> tuple[PrecisionMode, ...]:
         ieee = PrecisionMode.IEEE
         if prim.op in (PrimOp.RECURRENT, PrimOp.LOOP):
-            if prim.op is PrimOp.RECURRENT:
-                known = modes_of(prim, self.device, strict=self.strict)
-            else:
-                known = self._modes_of_loop(prim.origin)
+            is_loop = prim.op is PrimOp.LOOP
+            known = self._modes_of_loop(prim) if is_loop else modes_of(prim, self.device, strict=self.strict)
             return tuple(mode for mode in known if mode is ieee or not self.is_inexact(prim.origin, mode))
         users = user_mode(self.ir.graph, prim)
         if users is not ieee and not self.is_inexact(prim.origin, users):
@@ -113,10 +111,11 @@ class Precisions:
             split = (PrecisionMode.FP16X3_SHORT,)
         return (*(mode for mode in split if not self.is_inexact(prim.origin, mode)), ieee)
 
-    def _modes_of_loop(self, node: str) -> tuple[PrecisionMode, ...]:
+    def _modes_of_loop(self, prim: Prim) -> tuple[PrecisionMode, ...]:
         try:
-            return loop_modes(fused_loop(self.ir, (node,)), self.device, strict=self.strict)
+            return loop_modes(fused_loop(self.ir, (prim.origin,)), self.device, strict=self.strict)
         except CannotFuse:
+            # No kernel runs the loop, so it has no choice.
             return (PrecisionMode.IEEE,)
 
     def _tf32_modes(self, prim: Prim) -> tuple[PrecisionMode, ...]:

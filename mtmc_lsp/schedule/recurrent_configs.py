@@ -24,7 +24,7 @@ FMA_TILES = ((16, 32, 4, 1), (16, 64, 8, 1), (16, 64, 4, 1))
 
 
 def modes_of(prim: Prim, device: DeviceModel, *, strict: bool) -> tuple[PrecisionMode, ...]:
-    """The precision modes of a layer's products; ``strict`` allows only those that round as fp32 units do."""
+    """The precision modes of a recurrence's products; ``strict`` allows only those that round as fp32 units do."""
     if prim.dtype == "float32" and not strict and device.vendor != "amd":
         return MODES
     return (PrecisionMode.IEEE,)

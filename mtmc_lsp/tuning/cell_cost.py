@@ -7,6 +7,7 @@ from mtmc_lsp.core.dtypes import is_low_precision, itemsize
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.schedule.cell_configs import LEAST_ROWS_OF_DOT, keeps_matrices, kept_tiles, programs_of_step
 from mtmc_lsp.schedule.configs import LoopConfig, PrecisionMode
+from mtmc_lsp.tuning.cost import peak
 from mtmc_lsp.tuning.scan_cost import LOAD_US
 
 EXCHANGE_US = 0.15
@@ -18,8 +19,8 @@ GAP = 0.25
 FMA_SHARE = 0.3
 """Share of the peak of a multiprocessor that products of few rows reach. An estimate."""
 SPLIT_SHARE = 0.2
-"""Share of the TF32 peak that products in three TF32 parts reach. On an H200, cells of 512 and 1024 units reached 0.19 to 0.24
-of it in tiles of 16 x 32."""
+"""Share of the TF32 peak that three TF32 products reach in place of a float32 product. In prototypes with 512 and 1024 units and
+tiles of 16 x 32 on an H200, it was 0.19 to 0.24."""
 
 
 def step_us(form: CellForm, config: LoopConfig, device: DeviceModel) -> float:
@@ -30,11 +31,11 @@ def step_us(form: CellForm, config: LoopConfig, device: DeviceModel) -> float:
     share = min(1.0, programs / device.sm_count)
     # The last programs run alone.
     waves = max(1.0, -(-programs // device.sm_count) * device.sm_count / programs) if share == 1.0 else 1.0
-    rate, products = _rate(form, config, device) * FMA_SHARE, 1
+    rate = _rate(form, config, device) * FMA_SHARE
     if config.precision is PrecisionMode.TF32X3:
-        rate, products = device.flops["tf32"] * SPLIT_SHARE, 3
+        rate = peak(device, kind, PrecisionMode.TF32) * SPLIT_SHARE / 3
     elements, size = form.matrix_elements(), itemsize(kind)
-    arithmetic = products * 2.0 * rows * config.rows * elements / (rate * share) * 1e6 * waves
+    arithmetic = 2.0 * rows * config.rows * elements / (rate * share) * 1e6 * waves
     bandwidth = device.l2_bandwidth if elements * size <= CACHED_SHARE * device.l2_bytes else device.bandwidth
     columns = programs // rows
     inner = sum(height.value(sizes) for height, _ in form.widths())

@@ -104,13 +104,7 @@ def returned(u, r, phi):
 
 # mtmc: u=f32[B,L,N] r=f32[N]@0.5..0.99 phi=f32[N]@0..3 B=2 L=20 N=4
 def spectrum(u, r, phi):
-    rot = torch.polar(r, phi)
-    h = torch.zeros(u.shape[0], u.shape[2], dtype=torch.complex64)
-    hs = []
-    for t in range(u.shape[1]):
-        h = rot * h + u[:, t]
-        hs.append(h)
-    return torch.fft.ifft(torch.stack(hs, 1), dim=1).abs()
+    return torch.fft.ifft(returned(u, r, phi)[0], dim=1).abs()
 
 
 # mtmc: u=f32[B,L,H] B=2 L=20 H=3 init: width=3 states=4

@@ -11,15 +11,14 @@ from tests.codegen.harness import compile_errors, verified
 from tests.loops.complex_examples import COMPLEX, REFUSED
 from tests.loops.test_capture import loop_of
 from tests.planning.situations import fully_fused, start
+from tests.versions import OLDEST_TORCH
 
-HAS_PRODUCTS = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 11)
-"""Whether torch knows the sizes of products of complex matrices in a trace."""
 NAMES = "s4d lru discretised rotations turned normalised masked returned spectrum S4D".split()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_those_of_the_users_code(name: str, captured) -> None:
-    if name == "lru" and not HAS_PRODUCTS:
+    if name == "lru" and OLDEST_TORCH:
         pytest.skip("torch 2.11 traces no products of complex matrices")
     capture = captured(COMPLEX, name)
     loop = loop_of(capture)
@@ -40,7 +39,7 @@ def test_results_are_those_of_the_users_code(name: str, captured) -> None:
     ],
 )
 def test_gradients_are_those_of_the_users_code(name: str, inputs: str, captured) -> None:
-    if name == "lru" and not HAS_PRODUCTS:
+    if name == "lru" and OLDEST_TORCH:
         pytest.skip("torch 2.11 traces no products of complex matrices")
     lines = COMPLEX.splitlines()
     at = lines.index(next(line for line in lines if line.startswith(f"def {name}("))) - 1

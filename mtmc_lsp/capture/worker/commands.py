@@ -84,7 +84,7 @@ from mtmc_lsp.core.errors import FailureKind, Location, MtmcError, RequestError,
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload, WorkloadSource
 
-OF_PAIRS = "infinite and NaN inputs are not compared: kernels leave out products of complex parts with 0"
+NOTE_ON_PAIRS = "infinite and NaN inputs are not compared: kernels leave out products of complex parts with 0"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """Begins with a line such as ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build``."""
 COLLECTION_THRESHOLDS = (100_000, 20, 100)
@@ -256,7 +256,7 @@ def _capture_once(
         values = (call, uses, plain, returned_inputs, workload.target.path, traced, observed)
         flags = free_flags(*values) if is_small else FreeFlags()
     calling.replace_codes(keeper.codes.values())
-    notes = (*notes, *keeper.notes(text), *((OF_PAIRS,) if graph.has_pairs else ()))
+    notes = (*notes, *keeper.notes(text), *((NOTE_ON_PAIRS,) if graph.has_pairs else ()))
     uses.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_unset_state(call.state_homes, workload.state, uses.overwritten, workload.target)
     refuse_random(graph, workload.target)

@@ -101,8 +101,8 @@ class CellExpressions(Expressions):
         """The block of columns at which values are evaluated."""
         self.states: dict[tuple[str, tuple[Index, ...]], Code] = {}
         """The states in registers, by primitive and position."""
-        self.is_by_columns = False
-        """Whether neighbouring threads hold neighbouring columns of what is loaded, and each thread one column."""
+        self.loads_columns = False
+        """Whether neighbouring threads load neighbouring columns of matrices."""
         self._held = {form.prim(item) for item in form.loop.states}
         self._reached: tuple[Index, ...] = ()
 
@@ -145,9 +145,9 @@ class CellExpressions(Expressions):
     def load_address(self, pointer: str, offset: Code) -> str:
         """The address of a load, with what the compiler should know of it."""
         address = self.address(pointer, offset)
-        is_tile = self.is_by_columns and offset.rows and offset.cols
-        # With a larger alignment, a thread would hold several columns.
-        return f"tl.multiple_of({address}, [1, 1])" if is_tile else address
+        is_matrix = self.loads_columns and offset.rows and offset.cols
+        # With the larger alignment that the compiler knows, a thread would load parts of several columns.
+        return f"tl.multiple_of({address}, [1, 1])" if is_matrix else address
 
     def mask_argument(self, offset: Code, dtype: str | None) -> str:
         """The mask of the last offset: of the rows and columns that it depends on."""

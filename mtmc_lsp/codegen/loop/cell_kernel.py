@@ -39,9 +39,7 @@ from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_columns, kept_tiles
 from mtmc_lsp.schedule.configs import LoopConfig
 
-COLUMNS_COMMENT = [
-    "# With an alignment of one element, a thread loads whole columns of the matrices, which it can sum by itself."
-]
+COLUMNS_COMMENT = "# Alignment 1: a thread loads half of a column, not parts of several ones, and sums it in registers."
 
 
 def write_cell_kernel(
@@ -90,12 +88,12 @@ class CellWriter:
         self.precision = "tf32" if precision == "tf32" else config.precision.value
         self.is_by_columns = keeps_columns(form, config)
         buffers = row_buffers(form, types)
-        across = self._across(buffers) if self.is_by_columns else {}
-        self.copied = {prim: _exchanged(buffers[prim]) if last else buffers[prim] for prim, last in across.items()}
-        """Matrices of which the launcher makes contiguous copies, with rows before columns."""
-        for prim, last in across.items():
-            copy = replace(self.copied[prim], stride=contiguous_stride(self.copied[prim].shape))
-            buffers[prim] = _exchanged(copy) if last else copy
+        self.copied: dict[str, TensorType] = {}
+        """The views of matrices that the launcher copies, so that the elements of a row are contiguous."""
+        for prim, is_transposed in (self._strided_rows(buffers) if self.is_by_columns else {}).items():
+            view = _exchanged(buffers[prim]) if is_transposed else buffers[prim]
+            copy = replace(view, stride=contiguous_stride(view.shape))
+            self.copied[prim], buffers[prim] = view, _exchanged(copy) if is_transposed else copy
         self.parameters = Parameters(form.ir, buffers)
         self.step = self.parameters.names.unique("t")
         self.lines: list[str] = []
@@ -118,11 +116,12 @@ class CellWriter:
         self.tile = CellExpressions(
             form, self.parameters, self.columns, groups, [flat], row_mask, self._emit, self._provide
         )
+        self.tile.loads_columns = self.is_by_columns
 
-    def _across(self, buffers: Mapping[str, TensorType]) -> dict[str, bool]:
-        """The matrices whose rows are not contiguous in memory, and whether their last dimension is summed, as in linear layers.
+    def _strided_rows(self, buffers: Mapping[str, TensorType]) -> dict[str, bool]:
+        """The matrices whose rows have strides in memory, which neighbouring threads would read slowly.
 
-        Neighbouring threads read neighbouring columns of a row.
+        The value says whether a matrix is transposed, as the weight of a linear layer: its last dimension is summed.
         """
         table, found = self.region.table, dict[str, bool]()
         for prim in self.form.products:
@@ -132,9 +131,9 @@ class CellWriter:
                 if name not in self.region.inputs:
                     names += self.ir.prims[name].inputs
                 elif len(self.ir.prims[name].shape) > 1:
-                    is_last = bool(summed & set(table.axes(name, -1)))
-                    if buffers[name].stride[-2 if is_last else -1] != ONE:
-                        found[name] = is_last
+                    is_transposed = bool(summed & set(table.axes(name, -1)))
+                    if buffers[name].stride[-2 if is_transposed else -1] != ONE:
+                        found[name] = is_transposed
         return found
 
     def _emit(self, text: str, cols: bool) -> None:
@@ -195,7 +194,7 @@ class CellWriter:
         varying |= self.matrices
         invariant, inside = hoist_invariants(self.lines, varying)
         if self.is_by_columns:
-            before += COLUMNS_COMMENT
+            before.append(COLUMNS_COMMENT)
         self.lines = [*before, *invariant]
         self.lines += loop_lines(self.parameters, self.moves, self.step, count, self.config.stages, inside)
         self.tile.cache.clear()
@@ -321,16 +320,14 @@ class CellWriter:
         return Code(total, dtype, self.config.rows > 1, True)
 
     def _product_by_columns(self, prim: Prim, at: tuple[Index, ...], size: Size) -> Code:
-        """Emit a product of one row: threads hold columns of the matrix, and sum in their registers."""
+        """Emit a product of one row: two threads hold each column of the matrix, and sum in their registers."""
         left, right = prim.inputs
         *batch, row, column = at
         terms = []
         for piece in self.columns.pieces(size):
             along = Index.of(self.columns.variable(size, piece))
-            self.tile.is_by_columns = True
             down = Index.of(self.columns.variable(size, piece, down=True))
             matrix = self.tile.value(right, (*batch, down, column))
-            self.tile.is_by_columns = False
             if not matrix.text.isidentifier():
                 matrix = self.tile.assign(matrix, "matrix")
             terms.append(f"{self._operand(left, (*batch, row, along), size)} * {matrix.text}")
@@ -356,7 +353,7 @@ class CellWriter:
         if masks := self.tile.masks_at(at[-1:]):
             text = f"tl.where({masks[0]}, {text}, 0.0)"
         if self.is_by_columns:
-            # With other changes of the shape, the compiler may move whole matrices, or compute the state once in each thread.
+            # Without the reshape, the compiler may move whole matrices, or compute the whole state in each thread.
             text = f"tl.expand_dims(tl.reshape({text}, [{block}]), 1)"
         elif self.config.rows == 1:
             # A sum over one row removes the dimension. With ``tl.trans``, the compiler may change the layout of whole matrices.

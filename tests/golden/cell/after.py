@@ -44,7 +44,7 @@ def elman_out_kernel(matmul_t_ptr, U_ptr, b_ptr, h_ptr, T, H, BLOCK: tl.constexp
     inner = tl.arange(0, BLOCK)[:, None]
     inner_mask = inner < H
     h = tl.full([1, BLOCK], 0.0, tl.float32)
-    # With an alignment of one element, a thread loads whole columns of the matrices, which it can sum by itself.
+    # Alignment 1: a thread loads half of a column, not parts of several ones, and sums it in registers.
     U = tl.load(tl.multiple_of(U_ptr + cols + inner * H, [1, 1]), mask=inner_mask & col_mask, other=0.0)
     b = tl.load(b_ptr + cols, mask=col_mask, other=0.0)
     for t in tl.range(0, T):

@@ -38,6 +38,7 @@ from mtmc_lsp.capture.worker.loops.pairs.operations import (
     created,
     matrix_product,
     of_each,
+    pair_of,
 )
 
 ENDINGS = ("re", "im")
@@ -103,11 +104,11 @@ class _Splitting:
         self.pairs: dict[Node, Pair] = {}
         """Complex values that were replaced."""
         self.as_real: dict[Node, Pair] = {}
-        """Results of ``view_as_real``, of which mostly one part is read."""
+        """Results of ``view_as_real``. Most readers need only one of the parts."""
         self.joined: dict[Node, Node] = {}
         """Both of these in memory, where something needs them there."""
         self.strided: set[Node] = set()
-        """Real values with other strides than in eager code, where they are views of complex values."""
+        """Real values that are dense here, but views of complex values in eager code."""
         self.views: dict[Node, Any] = {}
         """The arguments of ``select`` that made them."""
         self.slots: dict[int, list[int]] = {}
@@ -285,7 +286,7 @@ class _Splitting:
         return e.both(item)[number]
 
     def _converted(self, e: Emitter, node: Node, x: Any, kwargs: Any) -> Any:
-        dtype, pair = node.meta["val"].dtype, x if isinstance(x, Pair) else Pair(x, None)
+        dtype, pair = node.meta["val"].dtype, pair_of(x)
         rest = {key: item for key, item in kwargs.items() if key != "dtype"}
         if not dtype.is_complex:
             return e(aten._to_copy.default, e.both(pair).re, dtype=dtype, **rest)
@@ -342,14 +343,11 @@ class _Splitting:
         """Replace the end of a loop: its results are tuples of parts."""
         states, initial, rows, bases, further, *rest = node.args
         dims, firsts, steps = rest[-3:]
-        groups: list[list[Node]] = []
-        """The new results, by the old ones."""
         new_states, new_initial = self._lists(e, (states, initial))
         new_rows, new_bases = self._lists(e, (rows, bases))
         (new_further,) = self._lists(e, (further,))
-        is_whole = [*(len(group) for group in new_rows)]
         repeated = [
-            [item for item, count in zip(items, is_whole, strict=True) for _ in range(count)]
+            [item for item, group in zip(items, new_rows, strict=True) for _ in group]
             for items in (dims, firsts, steps)
         ]
         results = [*new_states, *new_rows, *(new_further if _mark(node) == "leave" else ())]
@@ -358,7 +356,9 @@ class _Splitting:
             for part in (new_states, new_initial, new_rows, new_bases, new_further)
         ]
         new = e(node.target, *flat, *rest[:-3], *repeated)
-        groups, number = [], 0
+        groups: list[list[Node]] = []
+        """The new results, by the old ones."""
+        number = 0
         for group in results:
             groups.append([e(operator.getitem, new, number + i) for i in range(len(group))])
             number += len(group)
@@ -403,7 +403,7 @@ class _Splitting:
         if isinstance(item, (list, tuple)):
             return type(item)(self._operand(e, each) for each in item)
         if isinstance(item, complex):
-            return Pair(item.real or None, item.imag or None)
+            return pair_of(item)
         if not is_node(item):
             return item
         if _is_complex(item):
