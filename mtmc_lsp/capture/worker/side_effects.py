@@ -140,6 +140,11 @@ def access_of(name: str) -> str:
     return ".".join(part if not part.isdigit() else f"[{part}]" for part in parts).replace(".[", "[")
 
 
+def member_of(access: str, name: str) -> str:
+    """Python expression for an attribute; those of module and parameter lists have numbers as names, and are items."""
+    return f"{access}[{name}]" if name.isdigit() else f"{access}.{name}"
+
+
 def _record_settings(
     module: torch.nn.Module, access: str, uses: AttributeUses, seen_by_outer_modules: set[int]
 ) -> list[tuple[Any, type]]:
@@ -160,7 +165,7 @@ def _record_settings(
         ):
             continue
         try:
-            object.__setattr__(value, "__class__", _recording_settings(kind, f"{access}.{name}", uses))
+            object.__setattr__(value, "__class__", _recording_settings(kind, member_of(access, name), uses))
         except Exception:
             # Objects of built-in classes or with slots keep their class, and a user's metaclass can refuse any subclass with
             # any exception. Their reads are not recorded.
@@ -173,7 +178,7 @@ def _recording_settings(kind: type, access: str, uses: AttributeUses) -> type:
     def __getattribute__(self: Any, name: str) -> Any:
         value = super(type(self), self).__getattribute__(name)
         if not name.startswith("_"):
-            uses.record_read(f"{access}.{name}", value)
+            uses.record_read(member_of(access, name), value)
         return value
 
     return type(kind.__name__, (kind,), {"__getattribute__": __getattribute__, "__module__": kind.__module__})
@@ -186,23 +191,23 @@ def _recording_class(kind: type, access: str, uses: AttributeUses, path: str) ->
             uses.called.add(access)
         members = object.__getattribute__(self, "__dict__")
         if not name.startswith("_") and (name in members or _is_class_value(kind, name)):
-            uses.record_read(f"{access}.{name}", value)
+            uses.record_read(member_of(access, name), value)
         if isinstance(value, torch.Tensor):
-            uses.tensors.add(f"{access}.{name}")
+            uses.tensors.add(member_of(access, name))
         return value
 
     def __getattr__(self: Any, name: str) -> Any:
         # Reads of parameters, buffers and modules. One that is None (`bias=False`) decides what is computed.
         value = super(type(self), self).__getattr__(name)
         if value is None:
-            uses.record_read(f"{access}.{name}", value)
+            uses.record_read(member_of(access, name), value)
         elif isinstance(value, torch.Tensor):
-            uses.tensors.add(f"{access}.{name}")
+            uses.tensors.add(member_of(access, name))
         return value
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         # `self.mean += x` assigns the tensor that it changed in place, which the trace contains. `__class__` is ours.
-        full, read = f"{access}.{name}", set(uses.tensors)
+        full, read = member_of(access, name), set(uses.tensors)
         is_same = isinstance(value, torch.Tensor) and value is getattr(self, name, None)
         uses.tensors &= read
         if not is_same and not name.startswith("__") and not _is_of_torch(kind, name):
