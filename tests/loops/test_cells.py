@@ -117,6 +117,8 @@ def test_threads_hold_columns_of_matrices_that_fit_into_registers(name: str, cop
     before, _, inside = kernel[kernel.index("_out_") :].partition("in tl.range(0, ")
     assert len(re.findall(r"= tl\.load\(tl\.multiple_of\(", before)) == {"LSTM": 4}.get(name, 3)
     assert "multiple_of" not in inside
+    assert f"_sums_of_{'4' if name == 'LSTM' else '3'}" in inside and "tl.sum(" not in inside
+    assert "tl.load(" not in inside[inside.index("tl.reduce(") :]
     assert copy in launcher and (copy or ".contiguous()" not in launcher)
     for steps in (1, 17):
         case = Case({**capture.graph.sizes, "T": steps}, "normal", 3)

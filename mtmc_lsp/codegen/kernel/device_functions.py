@@ -298,6 +298,21 @@ def _scaled(size, exponent):
     second = ((exponent - half + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
     return size * first * second
 ''',
+    "_sums_of_2": '''@triton.jit
+def _sums_of_2(a1, a2, b1, b2):
+    """Add two pairs, for one reduction of two tiles."""
+    return a1 + b1, a2 + b2
+''',
+    "_sums_of_3": '''@triton.jit
+def _sums_of_3(a1, a2, a3, b1, b2, b3):
+    """Add three pairs, for one reduction of three tiles."""
+    return a1 + b1, a2 + b2, a3 + b3
+''',
+    "_sums_of_4": '''@triton.jit
+def _sums_of_4(a1, a2, a3, a4, b1, b2, b3, b4):
+    """Add four pairs, for one reduction of four tiles."""
+    return a1 + b1, a2 + b2, a3 + b3, a4 + b4
+''',
 }
 
 

@@ -6,6 +6,7 @@ Loop-invariant data (weights shared by all rows, column indices) is read once pe
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from mtmc_lsp.core.protocols import CannotCode
@@ -60,21 +61,34 @@ def loop_over_work_items(lines: Sequence[str], pieces: str, *, holds_loads: bool
 
 def hoist_invariants(lines: Sequence[str], varying: set[str], *, loads: bool = True) -> tuple[list[str], list[str]]:
     """Split statements into those that do not depend on ``varying`` names, and the rest; loops stay together."""
-    counts: dict[str, int] = {}
-    for line in lines:
-        assigned = re.match(r"\s*(\w+)(?:, \w+)* [-+*]?= ", line)
-        if assigned:
-            counts[assigned.group(1)] = counts.get(assigned.group(1), 0) + 1
+    counts = Counter(name for line in lines for name in _assigned(line))
     before: list[str] = []
     inside: list[str] = []
     for line in lines:
         assigned = re.match(r"(\w+) = ", line)
-        is_single_assignment = assigned is not None and counts[assigned.group(1)] == 1
+        is_single_assignment = assigned is not None and counts[assigned[1]] == 1
         is_single_assignment &= loads or "tl.load(" not in line
         if is_single_assignment and not varying & set(re.findall(r"[A-Za-z_]\w*", line)):
             before.append(line)
             continue
         inside.append(line)
-        if any_assigned := re.match(r"\s*(\w+) [-+*]?= ", line):
-            varying.add(any_assigned.group(1))
+        varying.update(_assigned(line))
     return before, inside
+
+
+def loads_first(lines: Sequence[str]) -> list[str]:
+    """Move loads that depend on no other statement to the front, so that barriers of reductions do not delay them."""
+    loads: list[str] = []
+    others: list[str] = []
+    assigned: set[str] = set()
+    for line in lines:
+        is_load = re.match(r"\w+ = tl\.load\(", line) and not assigned & set(re.findall(r"[A-Za-z_]\w*", line))
+        (loads if is_load else others).append(line)
+        assigned.update([] if is_load else _assigned(line))
+    return [*loads, *others]
+
+
+def _assigned(line: str) -> list[str]:
+    """The variables that a statement assigns to."""
+    match = re.match(r"\s*(\w+(?:, \w+)*) [-+*]?= ", line)
+    return match[1].split(", ") if match else []

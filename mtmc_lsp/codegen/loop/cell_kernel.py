@@ -6,14 +6,14 @@ stay in registers if they fit; otherwise each iteration loads them again, from a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.axis_groups import Group, split_variable
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
-from mtmc_lsp.codegen.kernel.persistence import hoist_invariants
+from mtmc_lsp.codegen.kernel.persistence import hoist_invariants, loads_first
 from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.loop.cell_expressions import CellExpressions, Columns
 from mtmc_lsp.codegen.loop.iterations import (
@@ -39,6 +39,10 @@ from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_columns, kept_tiles
 from mtmc_lsp.schedule.configs import LoopConfig
 
+Place = tuple[str, tuple[Index, ...]]
+"""A primitive and a position."""
+MOST_SUMS = 4
+"""Most products that one reduction sums: the gates of an LSTM. Each has a device function, ``_sums_of_2`` to ``_sums_of_4``."""
 COLUMNS_COMMENT = "# Alignment 1: a thread loads half of a column, not parts of several ones, and sums it in registers."
 
 
@@ -59,8 +63,12 @@ def write_cell_kernel(
         raise CannotCode(f"block cannot be {config.block}: each iteration would multiply too many tiles of matrices")
     check_rows(form, config)
     sources = sources_of(ir, form.node)
-    writer = CellWriter(form, [buffers[source] for source in sources], config, ir.graph.fp32_matmul)
+    types = [buffers[source] for source in sources]
+    writer = CellWriter(form, types, config, ir.graph.fp32_matmul)
     kernel = writer.finish(name, docstring)
+    if writer.is_by_columns and (together := _with_one_operand(writer.summed)):
+        writer = CellWriter(form, types, config, ir.graph.fp32_matmul, together)
+        kernel = writer.finish(name, docstring)
     return of_graph(kernel, form, sources)
 
 
@@ -77,13 +85,24 @@ def check_rows(form: CellForm, config: LoopConfig) -> None:
 class CellWriter:
     """Writes the body of one kernel that runs all iterations of a loop on some rows."""
 
-    def __init__(self, form: CellForm, types: Sequence[TensorType], config: LoopConfig, precision: str) -> None:
+    def __init__(
+        self,
+        form: CellForm,
+        types: Sequence[TensorType],
+        config: LoopConfig,
+        precision: str,
+        together: Sequence[Sequence[Place]] = (),
+    ) -> None:
         """Prepare the rows.
 
         Args:
             types: of the node's arguments in memory.
             precision: of float32 products as the user set it.
+            together: products by columns that one reduction sums.
         """
+        self.summed: list[tuple[Place, Hashable]] = []
+        """The products by columns in their order, with what is equal for products that one reduction can sum."""
+        self.together = {place: places for places in together for place in places}
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
         self.precision = "tf32" if precision == "tf32" else config.precision.value
         self.is_by_columns = keeps_columns(form, config)
@@ -195,6 +214,7 @@ class CellWriter:
         invariant, inside = hoist_invariants(self.lines, varying)
         if self.is_by_columns:
             before.append(COLUMNS_COMMENT)
+            inside = loads_first(inside)
         self.lines = [*before, *invariant]
         self.lines += loop_lines(self.parameters, self.moves, self.step, count, self.config.stages, inside)
         self.tile.cache.clear()
@@ -321,6 +341,28 @@ class CellWriter:
 
     def _product_by_columns(self, prim: Prim, at: tuple[Index, ...], size: Size) -> Code:
         """Emit a product of one row: two threads hold each column of the matrix, and sum in their registers."""
+        left = prim.inputs[0]
+        place, columns = (prim.name, at), tuple(variable for variable, _ in at[-1].terms)
+        self.summed.append((place, (left, at[:-1], size, columns, prim.dtype)))
+        places = self.together.get(place, (place,))
+        terms = [self._terms(self.ir.prims[name], position, size) for name, position in places]
+        names = [self.parameters.names.unique("product") for _ in places]
+        shape = f"[1, {self._block_of(at[-1])}]"
+        if len(places) == 1:
+            self.lines.append(f"{names[0]} = tl.reshape(tl.sum({terms[0]}, axis=0), {shape})")
+        else:
+            sums = f"tl.reduce(({', '.join(terms)}), 0, _sums_of_{len(places)})"
+            self.lines.append(f"{', '.join(names)} = {sums}")
+            self.lines += [f"{name} = tl.reshape({name}, {shape})" for name in names]
+        codes = {
+            other: Code(name, compute_dtype(prim.dtype), False, True) for other, name in zip(places, names, strict=True)
+        }
+        for (name, position), code in codes.items():
+            self.tile.reuse(name, position, code)
+        return codes[place]
+
+    def _terms(self, prim: Prim, at: tuple[Index, ...], size: Size) -> str:
+        """The terms of a product of one row, added over the blocks of columns of the left operand."""
         left, right = prim.inputs
         *batch, row, column = at
         terms = []
@@ -331,10 +373,7 @@ class CellWriter:
             if not matrix.text.isidentifier():
                 matrix = self.tile.assign(matrix, "matrix")
             terms.append(f"{self._operand(left, (*batch, row, along), size)} * {matrix.text}")
-        text = f"tl.reshape(tl.sum({' + '.join(terms)}, axis=0), [1, {self._block_of(column)}])"
-        name = self.parameters.names.unique("product")
-        self.lines.append(f"{name} = {text}")
-        return Code(name, compute_dtype(prim.dtype), False, True)
+        return " + ".join(terms)
 
     def _block_of(self, column: Index) -> str:
         """The columns of the block in which an index is; 1 for a single column."""
@@ -439,6 +478,15 @@ class CellWriter:
                 else (f"{address} + tl.zeros([1, 1], tl.int32)")
             )
         self.lines.append(f"tl.store({address}, {self._spread(code, prim)}{mask})")
+
+
+def _with_one_operand(summed: Sequence[tuple[Place, Hashable]]) -> list[list[Place]]:
+    """Groups of products with the same left operand and columns, of at most :data:`MOST_SUMS`; single products are left out."""
+    groups: dict[Hashable, list[Place]] = {}
+    for place, key in summed:
+        groups.setdefault(key, []).append(place)
+    parts = [places[i : i + MOST_SUMS] for places in groups.values() for i in range(0, len(places), MOST_SUMS)]
+    return [part for part in parts if len(part) > 1]
 
 
 def _exchanged(kind: TensorType) -> TensorType:
