@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=25.0, help="seconds after which a run starts no new step")
     parser.add_argument("--time-limit", type=float, default=0.0, help="most seconds of a run; 20 more than the budget")
     parser.add_argument("--seconds", type=float, default=540.0, help="no run starts that could end later")
-    parser.add_argument("--jobs", type=int, default=0, help="problems at a time; one for 4 cores by default")
+    parser.add_argument("--jobs", type=int, default=0, help="problems at a time; by default one for each GPU, or for 4 cores")
     parser.add_argument("--limit", type=int, help="at most so many problems of each suite, from all levels")
     parser.add_argument("--filter", default="", help="only problems named so")
     parser.add_argument("--python", default="", help="the interpreter of the problems")
@@ -95,7 +95,7 @@ def solve(options: argparse.Namespace, names: Sequence[str]) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     contests = mixed([contest for suite in options.suites for contest in contests_of(suite, options, names)])
     devices = visible_devices()
-    jobs = options.jobs or max(1, len(devices), len(usable_cores()) // CORES_PER_JOB)
+    jobs = options.jobs or len(devices) or max(1, len(usable_cores()) // CORES_PER_JOB)
     python = next(iter(contests[0].plans.values())).python
     with (
         ForkServer(python, likely_variables(), preload=True) as fork_server,
