@@ -57,7 +57,9 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=25.0, help="seconds after which a run starts no new step")
     parser.add_argument("--time-limit", type=float, default=0.0, help="most seconds of a run; 20 more than the budget")
     parser.add_argument("--seconds", type=float, default=540.0, help="no run starts that could end later")
-    parser.add_argument("--jobs", type=int, default=0, help="problems at a time; by default one for each GPU, or for 4 cores")
+    parser.add_argument(
+        "--jobs", type=int, default=0, help="problems at a time; by default one for each GPU, or for 4 cores"
+    )
     parser.add_argument("--limit", type=int, help="at most so many problems of each suite, from all levels")
     parser.add_argument("--filter", default="", help="only problems named so")
     parser.add_argument("--python", default="", help="the interpreter of the problems")

@@ -1,6 +1,6 @@
 """Write ``mtmc_lsp/programs/forbidden.txt``: fingerprints of the programs that policies are evaluated on.
 
-    python scripts/forbidden_programs.py examples everyday unseen loops loops_cudnn
+    python scripts/forbidden_programs.py examples everyday unseen loops loops_cudnn loops_training
     python scripts/forbidden_programs.py kernelbench --kernelbench FOLDER     # a clone's folder KernelBench
     python scripts/forbidden_programs.py reporting                 # with the packages of the public suite
 
@@ -32,6 +32,7 @@ FOLDERS = {
     "unseen": "benchmarks/unseen",
     "loops": "benchmarks/loops",
     "loops_cudnn": "benchmarks/loops_cudnn",
+    "loops_training": "benchmarks/loops_training",
 }
 SECTION = "# suite "
 LEVELS = ("level1", "level2", "level3")
