@@ -215,7 +215,14 @@ def test_autotune_proposes_other_rows_and_blocks(captured) -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "rows", "form"),
-    [(64, 1024, "columns"), (64, 4096, "rows"), (128, 512, "columns"), (128, 4096, "launches")],
+    [
+        (64, 1024, "columns"),
+        (64, 4096, "rows"),
+        (128, 512, "columns"),
+        (128, 4096, "launches"),
+        (160, 8, "rows"),
+        (192, 8, "launches"),
+    ],
 )
 def test_the_first_form_depends_on_rows_and_registers(hidden: int, rows: int, form: str, captured) -> None:
     """Programs that hold columns run a few times one after another; more rows share programs, or launches."""

@@ -191,24 +191,33 @@ def test_float32_products_are_exact_unless_the_user_allows_less(captured) -> Non
         assert f'input_precision="{setting}"' in stepwise(user, CELLS, rows=16).code.block
 
 
-def large_cell(captured) -> tuple[str, Capture]:
+def large_cell(captured, rows: int = 20) -> tuple[str, Capture]:
     """An LSTM whose matrices no program holds."""
-    text = re.sub(r"hidden=\d+", "hidden=384", with_sizes(CELLS, H=384, X=5, B=20, T=17))
+    text = re.sub(r"hidden=\d+", "hidden=384", with_sizes(CELLS, H=384, X=5, B=rows, T=17))
     return text, captured(text, "LSTMCell")
 
 
 @pytest.mark.parametrize(
-    ("strict", "vendor", "precision"), [(False, "nvidia", "tf32x3"), (True, "nvidia", "ieee"), (False, "amd", "ieee")]
+    ("rows", "strict", "vendor", "precision", "tile_rows"),
+    [
+        (20, False, "nvidia", "tf32x3", 16),
+        (20, True, "nvidia", "ieee", 16),
+        (20, False, "amd", "ieee", 16),
+        (8, False, "nvidia", "tf32x3", 16),
+        (8, True, "nvidia", "ieee", 8),
+        (4, False, "nvidia", "ieee", 4),
+    ],
 )
 def test_float32_products_run_on_tensor_cores_unless_rounding_must_not_change(
-    strict: bool, vendor: str, precision: str, captured
+    rows: int, strict: bool, vendor: str, precision: str, tile_rows: int, captured
 ) -> None:
-    text, capture = large_cell(captured)
+    """From five rows on, a tile of 16 rows on tensor cores is faster than sums, although rows do not fill it."""
+    text, capture = large_cell(captured, rows)
     setting = replace(
         situation(capture, start(capture, text), device=replace(H200, vendor=vendor), strict=strict), has_gpu=True
     )
     (fusion,) = setting.search().best([loop_node(capture)])
-    assert fusion.config.precision.value == precision
+    assert (fusion.config.precision.value, fusion.config.rows) == (precision, tile_rows)
     if precision == "tf32x3":
         candidate = stepwise(capture, text, rows=16, block=32, depth=64, precision=precision)
         assert f'input_precision="{precision}"' in candidate.code.block
