@@ -168,3 +168,30 @@ def scaled(x):
     return torch.relu(x) * total
 """
     assert [node.op for node in captured(source, "scaled").graph.nodes] == ["aten.relu.default", "aten.mul.Tensor"]
+
+
+SCRIPTED = """
+import torch
+
+# As on a GPU: TorchScript fuses the operations of a function that runs several times.
+torch._C._jit_override_can_fuse_on_cpu(True)
+torch._C._jit_set_te_must_use_llvm_cpu(False)
+
+
+@torch.jit.script
+def smoothed(old: torch.Tensor, new: torch.Tensor, decay: float) -> torch.Tensor:
+    return decay * old + new
+
+
+# mtmc: x=f32[T,B,D] T=20 B=2 D=4
+def filtered(x):
+    outs = [x[0]]
+    for t in range(x.shape[0] - 1):
+        outs.append(smoothed(outs[-1], x[t + 1], 0.4))
+    return torch.stack(outs)
+"""
+
+
+def test_a_function_of_torchscript_is_captured_although_it_ran_often_enough_to_be_fused(captured) -> None:
+    loop = loop_of(captured(SCRIPTED, "filtered"))
+    assert {node.word for node in loop.nodes} >= {"mul", "add"}

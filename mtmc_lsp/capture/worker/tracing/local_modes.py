@@ -95,11 +95,13 @@ def local_modes(target: Target, *, is_traced: bool = True) -> Iterator[None]:
     torch.autocast.__enter__ = watched_enter
     torch.compiler.is_compiling = is_compiling
     try:
-        # Functions that the user compiles are traced as they are written.
+        # Functions that the user compiles are traced as they are written. After a few calls, TorchScript would run fused
+        # kernels instead of its operations, also on tensors without data.
         with (
             _LocalModes(target, is_traced=is_traced),
             refusing_output(target),
             torch.compiler.set_stance("force_eager"),
+            torch.jit.optimized_execution(False),
         ):
             yield
     finally:
