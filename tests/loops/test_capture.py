@@ -195,3 +195,40 @@ def filtered(x):
 def test_a_function_of_torchscript_is_captured_although_it_ran_often_enough_to_be_fused(captured) -> None:
     loop = loop_of(captured(SCRIPTED, "filtered"))
     assert {node.word for node in loop.nodes} >= {"mul", "add"}
+
+
+COUNTED = """
+import torch
+
+calls = [0]
+
+
+# mtmc: x=f32[T,B] T=20000 B=2
+def sums(x):
+    h = torch.zeros_like(x[0])
+    for t in range(x.shape[0]):
+        h = h + x[t]
+    {effect}
+    return h
+"""
+
+
+@pytest.mark.parametrize(
+    ("effect", "message"),
+    [
+        ("x = calls.append(1)", "changes calls"),
+        ("h = h + torch.rand(1) * __import__('random').random()", "draws random numbers from Python's random module"),
+    ],
+)
+def test_a_long_loop_that_changes_state_is_refused(effect: str, message: str, captured) -> None:
+    with pytest.raises(TargetUnsupported, match="different results|" + message):
+        captured(COUNTED.replace("{effect}", effect), "sums")
+
+
+def test_a_long_loop_without_state_runs_once_before_its_trace(captured, tmp_path) -> None:
+    log = tmp_path / "calls"
+    effect = f"if type(x) is torch.Tensor: open({str(log)!r}, 'a').write('.')"
+    captured(COUNTED.replace("{effect}", effect), "sums")
+    captured(COUNTED.replace("T=20000", "T=200").replace("{effect}", effect.replace(".')", "s')")), "sums")
+    text = log.read_text()
+    assert (text.count("."), text.count("s")) == (1, 2)
