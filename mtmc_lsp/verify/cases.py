@@ -18,6 +18,7 @@ from mtmc_lsp.verify.sizes.case_sizes import (
     SLOW_LOOP,
     conditions_allow,
     first_allowed,
+    increased_sizes,
     is_larger,
     is_network,
     iterated_work,
@@ -370,7 +371,7 @@ def verification_cases(
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
         small, other = (raised_sizes(graph, sizes, variable) for sizes in (small, other))
         empty = {**other, variable[0]: 0}
-        more = {name: base[name] + base[name] // 4 for name in variable}
+        more = increased_sizes(graph, base, variable)
         larger = first_allowed(
             graph,
             (

@@ -168,3 +168,67 @@ def scaled(x):
     return torch.relu(x) * total
 """
     assert [node.op for node in captured(source, "scaled").graph.nodes] == ["aten.relu.default", "aten.mul.Tensor"]
+
+
+SCRIPTED = """
+import torch
+
+# As on a GPU: TorchScript fuses the operations of a function that runs several times.
+torch._C._jit_override_can_fuse_on_cpu(True)
+torch._C._jit_set_te_must_use_llvm_cpu(False)
+
+
+@torch.jit.script
+def smoothed(old: torch.Tensor, new: torch.Tensor, decay: float) -> torch.Tensor:
+    return decay * old + new
+
+
+# mtmc: x=f32[T,B,D] T=20 B=2 D=4
+def filtered(x):
+    outs = [x[0]]
+    for t in range(x.shape[0] - 1):
+        outs.append(smoothed(outs[-1], x[t + 1], 0.4))
+    return torch.stack(outs)
+"""
+
+
+def test_a_function_of_torchscript_is_captured_although_it_ran_often_enough_to_be_fused(captured) -> None:
+    loop = loop_of(captured(SCRIPTED, "filtered"))
+    assert {node.word for node in loop.nodes} >= {"mul", "add"}
+
+
+COUNTED = """
+import torch
+
+calls = [0]
+
+
+# mtmc: x=f32[T,B] T=20000 B=2
+def sums(x):
+    h = torch.zeros_like(x[0])
+    for t in range(x.shape[0]):
+        h = h + x[t]
+    {effect}
+    return h
+"""
+
+
+@pytest.mark.parametrize(
+    ("effect", "message"),
+    [
+        ("x = calls.append(1)", "changes calls"),
+        ("h = h + torch.rand(1) * __import__('random').random()", "draws random numbers from Python's random module"),
+    ],
+)
+def test_a_long_loop_that_changes_state_is_refused(effect: str, message: str, captured) -> None:
+    with pytest.raises(TargetUnsupported, match="different results|" + message):
+        captured(COUNTED.replace("{effect}", effect), "sums")
+
+
+def test_a_long_loop_without_state_runs_once_before_its_trace(captured, tmp_path) -> None:
+    log = tmp_path / "calls"
+    effect = f"if type(x) is torch.Tensor: open({str(log)!r}, 'a').write('.')"
+    captured(COUNTED.replace("{effect}", effect), "sums")
+    captured(COUNTED.replace("T=20000", "T=200").replace("{effect}", effect.replace(".')", "s')")), "sums")
+    text = log.read_text()
+    assert (text.count("."), text.count("s")) == (1, 2)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from mtmc_lsp.codegen.loop.iterations import with_states_in_place
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json, to_json
@@ -13,6 +14,27 @@ from tests.cli.runner import mtmc, project
 from tests.codegen.harness import compile_errors, verified
 from tests.loops.examples import LOOPS, NAMES
 from tests.planning.situations import H200, act, fully_fused, proposed, start
+
+
+@pytest.mark.parametrize(
+    ("lines", "result"),
+    [
+        (["h_2 = a * h", "tl.store(p, h_2)", "h = h_2"], ["h = a * h", "tl.store(p, h)"]),
+        # The names of functions and of their arguments stay.
+        (["where = tl.where(m, h, 0.0)", "f(where=where)", "h = where"], ["h = tl.where(m, h, 0.0)", "f(where=h)"]),
+        # A later statement reads the state as it was before.
+        (["h_2 = a * h", "tl.store(p, h)", "h = h_2"], None),
+        # The other state takes the value before the iteration.
+        (["h_2 = a * h", "before = h", "h = h_2"], None),
+        # The value is computed in a branch, or before the loop.
+        (["if m:", "    h_2 = a", "h = h_2"], None),
+        (["tl.store(p, c)", "h = c"], None),
+        (["h_2 = a", "h_2 += b", "h = h_2"], None),
+    ],
+)
+def test_a_state_is_changed_in_place_where_nothing_reads_it_later(lines: list[str], result: list[str] | None) -> None:
+    assert with_states_in_place(lines) == (result or lines)
+
 
 UNROLLED_LOOP = """
 

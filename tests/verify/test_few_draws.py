@@ -157,16 +157,20 @@ def test_another_attempt_makes_only_the_missing_draws(
 
 
 def test_only_loops_begin_without_draws(captured: Callable[[str, str], Any]) -> None:
-    """And the workload's case of a long one with few: those that round each operation would take longer than the run."""
+    """And the workload's case of a long one with few: those that round each operation would take longer than the run.
+
+    That of a slow loop begins without any, too.
+    """
     loop = captured(LOOPS, "recurrence").graph
     (name,) = next(node.loop for node in loop.nodes if node.loop is not None).count.symbols()
-    long = replace(loop, sizes={**loop.sizes, name: 2001})
+    long, slow = (replace(loop, sizes={**loop.sizes, name: length}) for length in (2001, 20_000))
     plain = captured("import torch\n# mtmc: x=f32[N,D] N=4 D=8\ndef f(x):\n    return x.softmax(-1)\n", "f").graph
     draws = [
         [least_draws(graph, graph.sizes, finds_trivial=trivial) for trivial in (False, True)]
-        for graph in (loop, long, plain)
+        for graph in (loop, long, slow, plain)
     ]
-    assert draws == [[Draws.NONE, Draws.ALL], [Draws.NONE, Draws.FEW], [Draws.FEW, Draws.ALL]]
+    none, few, every = Draws.NONE, Draws.FEW, Draws.ALL
+    assert draws == [[none, every], [none, few], [none, none], [few, every]]
     # The sizes of the case count, not those of the workload.
     assert least_draws(plain, {"N": 1 << 27}, finds_trivial=True) is Draws.FEW
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -23,11 +23,15 @@ from mtmc_lsp.capture.worker.modules.attribute_tensors import TensorSlot, assign
 from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
 from mtmc_lsp.capture.worker.regions.region_errors import refuse_shared_memory
 from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
-from mtmc_lsp.capture.worker.tracing.local_modes import under_local_modes
+from mtmc_lsp.capture.worker.tracing.local_modes import CallCounter, under_local_modes
 from mtmc_lsp.capture.worker.tracing.size_forms import GradientForms
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Target
+
+MOST_REPEATED_CALLS = 20_000
+"""A target that calls more functions of torch runs once if it changes no state: it is a loop of launches, which takes 0.2 s or
+more on a GPU. Networks call some thousands at most."""
 
 
 def buffers(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
@@ -81,11 +85,19 @@ def _run(call: Call, values: list[Any], target: Target) -> Any:
     return returned
 
 
-def flat_function(call: Call, inputs: list[InputTensor], target: Target, *, is_traced: bool = True) -> Any:
+def flat_function(
+    call: Call,
+    inputs: list[InputTensor],
+    target: Target,
+    *,
+    is_traced: bool = True,
+    counter: CallCounter | None = None,
+) -> Any:
     """The target as a function of the input tensors only, parameters included.
 
     Args:
         is_traced: whether its tensors have no values.
+        counter: counts the functions of torch that it calls, if its tensors have values.
     """
     parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
     slots = [slot_at(call.instance, item.access) for item in inputs if item.kind is InputKind.ATTRIBUTE]
@@ -104,38 +116,40 @@ def flat_function(call: Call, inputs: list[InputTensor], target: Target, *, is_t
         with assigned(slots, further):
             return torch.func.functional_call(_Bound(call.instance, call, target), by_name, (values,))
 
-    return under_local_modes(flat, target, is_traced=is_traced)
+    return under_local_modes(flat, target, is_traced=is_traced, counter=counter)
 
 
 def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], target: Target) -> list[Layout]:
     """Run the target twice. It must not raise an error, and both runs must give the same results.
 
+    A long loop of operations is not repeated if it changes no state; verification runs it again, in float64 too.
+
     Returns:
         The shape and strides of each returned tensor.
     """
     runs: list[list[Any]] = []
+    counter = CallCounter()
     before, state = None, dict[str, torch.Tensor]()
     try:
         for _ in range(2):
             # A change that only the first call makes is a cache, such as a table of positions.
-            before, state = Snapshot(module, call.instance) if runs else None, non_parameter_tensors(call.instance)
+            before, state = Snapshot(module, call.instance), non_parameter_tensors(call.instance)
             torch.manual_seed(0)
             tensors = tuple(laid_out(item.value, item.value.stride()) for item in inputs)
             with torch.no_grad():
-                value = flat_function(call, inputs, target, is_traced=False)(*tensors)
+                value = flat_function(call, inputs, target, is_traced=False, counter=counter)(*tensors)
             _check_returned(call.target_result(value), target, partial(class_name, file=module))
             changed = [not torch.equal(t, item.value) for t, item in zip(tensors, inputs, strict=True)]
             written = [t if is_changed else None for t, is_changed in zip(tensors, changed, strict=True)]
             runs.append([*leaves(value), *written])
+            if counter.calls > MOST_REPEATED_CALLS and not before.changes() and not _replaced(state, call):
+                break
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
-    now = non_parameter_tensors(call.instance)
-    replaced = {access for access in state if now.get(access) is not state[access]}
-    refuse_new_state(state, replaced, inputs[0].value.device.type)
-    first, second = runs
-    for a, b in zip(first, second, strict=True):
+    refuse_new_state(state, _replaced(state, call), inputs[0].value.device.type)
+    for a, b in zip(runs[0], runs[-1], strict=True):
         if not _nearly_same(a, b):
             raise TargetUnsupported(
                 f"{target.qualname} gives different results for the same inputs and seed, so nothing can be verified",
@@ -145,6 +159,12 @@ def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], targe
     assert before is not None
     before.refuse_changes(target)
     return [(tuple(t.shape), t.stride()) for t in tensors_of(value)]
+
+
+def _replaced(state: Mapping[str, torch.Tensor], call: Call) -> set[str]:
+    """The accesses of state tensors that a call replaced by other tensors."""
+    now = non_parameter_tensors(call.instance)
+    return {access for access in state if now.get(access) is not state[access]}
 
 
 def _nearly_same(a: Any, b: Any) -> bool:

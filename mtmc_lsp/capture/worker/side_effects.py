@@ -267,7 +267,7 @@ class Snapshot:
         Raises:
             TargetUnsupported: names the first change.
         """
-        changed = self._changed()
+        changed = self.changes()
         if changed:
             raise TargetUnsupported(
                 f"{target.qualname} {changed}, and its Triton version would not",
@@ -275,7 +275,8 @@ class Snapshot:
                 remedy="Move this side effect to the caller.",
             )
 
-    def _changed(self) -> str:
+    def changes(self) -> str:
+        """The first change since the snapshot in words; empty if there is none."""
         for name, state in _random_states().items():
             if self._random.get(name) != state:
                 return f"draws random numbers from {name}"

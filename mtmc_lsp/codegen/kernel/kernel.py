@@ -63,6 +63,8 @@ class Kernel:
     """Device functions that only this kernel calls: name to source."""
     repeat: tuple[str, Size] | None = None
     """The parameter that counts launches, and their number; ``None`` for one launch. The parameter follows the sizes."""
+    passes: tuple[str, tuple[bool, ...]] | None = None
+    """A ``tl.constexpr`` and its values, if there is one launch for each of them, in this order."""
     initial: tuple[tuple[str, float | str], ...] = ()
     """``(parameter, number or primitive)``: what the first slice of a scratch buffer is before the first launch."""
     copied: Mapping[str, TensorType] = field(default_factory=dict)
@@ -90,6 +92,7 @@ def assemble(
     scratch_read: tuple[tuple[str, Scratch], ...] = (),
     described: tuple[str, ...] = (),
     repeat: tuple[str, Size] | None = None,
+    passes: tuple[str, tuple[bool, ...]] | None = None,
     copied: Mapping[str, TensorType] | None = None,
 ) -> Kernel:
     """Assemble a kernel from its parts. Parameters are ordered: pointers, outputs, sizes, run-time numbers, constexprs."""
@@ -102,7 +105,7 @@ def assemble(
     run_time_numbers = tuple((parameter, number, dtype) for (number, dtype), parameter in parameters.numbers.items())
     header += number_parameters(run_time_numbers)
     counter = [repeat[0]] if repeat is not None else []
-    header += [*counter, *(f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {})))]
+    header += [*counter, *(f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}), *(passes or ())[:1]))]
     varying = [p for p, _, dtype in run_time_numbers if dtype == "int64"]
     ordered = tuple((n, dict(sizes)[n]) for n in (*plain, *fixed))
     return Kernel(
@@ -124,6 +127,7 @@ def assemble(
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
         run_time_numbers=run_time_numbers,
         repeat=repeat,
+        passes=passes,
         copied=copied or {},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.form import LoopForm, row_type
 from mtmc_lsp.ir.primitives import KernelIR
 
+COPY = re.compile(r"[A-Za-z_]\w* = [A-Za-z_]\w*")
 Move = tuple[str, Position, Size]
 """A pointer that moves from row to row, with the stride of the rows."""
 
@@ -88,6 +90,7 @@ def loop_lines(
     parameters: Parameters, moves: Sequence[Move], step: str, count: str, stages: int, inside: Sequence[str]
 ) -> list[str]:
     """The loop over iterations, and before it the statements that move pointers to the rows of the first one."""
+    inside = with_states_in_place(inside)
     starts = [(pointer, start) for pointer, at, stride in moves if (start := at.first * stride).terms]
     ahead = f", num_stages={stages}" if stages > 1 else ""
     return [
@@ -95,6 +98,30 @@ def loop_lines(
         f"for {step} in tl.range(0, {count}{ahead}):",
         *(f"    {line}" for line in inside),
     ]
+
+
+def with_states_in_place(lines: Sequence[str]) -> list[str]:
+    """The statements of an iteration, without copies into states that no later statement reads.
+
+    ``h_2 = a * h`` and at the end ``h = h_2`` become ``h = a * h``.
+    """
+    lines = [*lines]
+    for copy in [line for line in lines if COPY.fullmatch(line)]:
+        state, _, following = copy.partition(" = ")
+        first = next((i for i, line in enumerate(lines) if line.startswith(f"{following} = ")), None)
+        last = lines.index(copy)
+        if first is None or first > last:
+            continue
+        names = [re.findall(r"\w+", line) for line in lines]
+        is_read_later = any(state in words for words in [*names[first + 1 : last], *names[last + 1 :]])
+        is_set_again = sum(words[:1] in ([following], [state]) for words in names) > 2
+        if is_read_later or is_set_again:
+            continue
+        del lines[last]
+        # Neither an attribute, as in tl.where, nor the name of an argument, as in mask=...
+        variable = rf"(?<![\w.]){following}\b(?!=[^=])"
+        lines = [re.sub(variable, state, line) for line in lines]
+    return lines
 
 
 def row_strides(kind: TensorType, position: Position, rank: int) -> tuple[Size, ...]:

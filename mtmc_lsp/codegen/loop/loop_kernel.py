@@ -6,6 +6,7 @@ while one computes: they depend on no state.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
@@ -199,6 +200,11 @@ class LoopWriter(TileWriter):
             text = initial_text(item.initial or 0.0, dtype, self.shape_text(varies))
         else:
             text = self._spread(self.tile.value(prim.name, at), varies)
+            if self.lines and self.lines[-1].startswith(f"{text} = "):
+                # The state is the variable that was loaded. Whatever else reads that memory loads it again.
+                cache = self.tile.cache.items()
+                self.tile.cache = {key: code for key, code in cache if text not in re.findall(r"\w+", code.text)}
+                text = self.lines.pop().partition(" = ")[2]
         self.lines.append(f"{name} = {text}")
         code = Code(name, dtype, varies.rows, varies.cols)
         self._hold(item, code)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.formulas import render
-from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code
+from mtmc_lsp.codegen.kernel.snippets import LINE, TRITON_DTYPES, Code, joined
 from mtmc_lsp.codegen.loop.compositions import (
     applied_texts,
     composed_texts,
@@ -20,6 +20,9 @@ from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.loop import LoopInput
 from mtmc_lsp.ir.loops.coefficients import Leaf, Term, Value
 from mtmc_lsp.ir.loops.scan import Recurrence, ScanKind
+
+MOST_INDENT = 16
+"""Of the arguments of a call within a chunk."""
 
 
 class ScanStates(ScanTile):
@@ -37,8 +40,6 @@ class ScanStates(ScanTile):
             code = self._initial(state)
             self.carried[state.name] = code
             del self.tile.held[self.form.prim(state)]
-        if self.segments > 1:
-            self._apply_segments(item)
 
     def _initial(self, item: LoopInput) -> Code:
         code = super()._initial(item)
@@ -53,15 +54,21 @@ class ScanStates(ScanTile):
 
     def _apply_segments(self, item: Recurrence) -> None:
         """Emit a loop that applies the updates of the segments in front of the program's, in order."""
+        if self.segments == 1:
+            return
         names = [self.carried[state.name] for state in item.states]
         dtype = scan_dtype(item)
-        lines, loaded = [], []
+        written = {scratch: pointer for pointer, scratch in self.written}
+        loaded: list[str] = []
+        lines, offset = self._update_offset(self.earlier, item)
         for scratch in self.updates.get(self._key(item), ()):
-            pointer, variable = (self.parameters.names.unique(f"{scratch.name}{end}") for end in ("_ptr", ""))
-            self.read.append((pointer, scratch))
+            pointer = written.get(scratch) or self.parameters.names.unique(f"{scratch.name}_ptr")
+            variable = self.parameters.names.unique(scratch.name)
+            if scratch not in written:
+                self.read.append((pointer, scratch))
             mask = self._lane_mask(item)
             other = f", other={number_text(0.0, dtype)}" if mask else ""
-            lines.append(f"{variable} = tl.load({pointer} + {self._update_offset(self.earlier, item)}{mask}{other})")
+            lines.append(f"{variable} = tl.load({pointer} + {offset}{mask}{other})")
             loaded.append(variable)
         if not loaded:
             # The first pass, which only collects accesses.
@@ -91,25 +98,39 @@ class ScanStates(ScanTile):
             self.lines.append(f"{variable} = tl.full({shape}, {text}, {TRITON_DTYPES[dtype]})")
         return variables
 
-    def _compose_chunk(self, item: Recurrence, total: Sequence[str]) -> None:
-        """Emit the composition of the segment's update so far with that of the chunk."""
+    def _compose_chunk(self, item: Recurrence, parts: Sequence[str], total: Sequence[str]) -> None:
+        """Emit the composition of the segment's update so far with that of the chunk.
+
+        Args:
+            parts: variables of the composed updates of the chunk.
+            total: variables of the segment's update.
+        """
         code = Code("", scan_dtype(item), True, self._varies(item))
-        parts = self._components(item) if item.kind is ScanKind.SHIFT else self._composed(item)
         last = [self._last_row(replace(code, text=name)) for name in parts]
         names = [self.parameters.names.unique(f"chunk_{name}") for name in composition_of(item).names]
         self.lines += [f"{name} = {text}" for name, text in zip(names, last, strict=True)]
-        self.lines.append(f"{', '.join(total)} = {composed_texts(item, total, names)}")
+        head = f"{', '.join(total)} = "
+        line = head + composed_texts(item, total, names)
+        arguments = joined([f"{name}," for name in (*total, *names)], " ", LINE - MOST_INDENT)
+        several = [f"{head}{composition_of(item).function}(", *(f"    {text}" for text in arguments), ")"]
+        self.lines += [line] if len(line) <= LINE else several
 
     # Within a chunk -------------------------------------------------------------------------------------------------
 
-    def _scan_states(self, item: Recurrence, checked: Sequence[Recurrence]) -> None:
-        """Emit the states after each step of the chunk, and before it where the body reads them."""
+    def _scan_states(
+        self, item: Recurrence, checked: Sequence[Recurrence], composed: Sequence[str] | None = None
+    ) -> None:
+        """Emit the states after each step of the chunk, and before it where the body reads them.
+
+        Args:
+            checked: recurrences whose states may not be finite.
+            composed: variables of the composed updates, if they are emitted already.
+        """
         codes = [self.carried[state.name] for state in item.states]
-        composed: list[str] = []
         if item.kind is ScanKind.SHIFT:
             results = [self._components_of_shift(item)]
         else:
-            composed = self._composed(item)
+            composed = composed or self._composed(item)
             results = self._applied(item, composed, codes)
         following = []
         for state, text, code in zip(item.states, results, codes, strict=True):
@@ -126,7 +147,7 @@ class ScanStates(ScanTile):
             if state.name in self.scan.previous and self.form.prim(state) not in self.tile.held:
                 self._shift(state, code)
         if item in checked:
-            self._check(item, [code.text for code in following], composed)
+            self._check(item, [code.text for code in following], composed or ())
 
     def _components(self, item: Recurrence) -> list[str]:
         """Emit the coefficients of an update for all steps of the chunk; returns their variables."""
@@ -206,6 +227,7 @@ class ScanStates(ScanTile):
         extremes = (ScanKind.MAX_PLUS, ScanKind.MIN_PLUS, ScanKind.LOG_ADD_EXP)
         texts = composed[:1] if item.kind in extremes else states
         masks = [mask.text for mask in self.masks if mask.rows or (mask.cols and self.col_groups)]
+        masks = [self.chunk_mask] if self.has_chunk_mask else masks
         for text in texts:
             terms = [f'~(tl.abs({text}) < float("inf"))', *masks]
             self.lines.append(f"{self.unsafe} = {self.unsafe} | ({' & '.join(terms)})")

@@ -10,6 +10,7 @@ from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index, Variable
 from mtmc_lsp.codegen.kernel.kernel import MAX_GRID_Y, Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.snippets import Code, blocks_text, next_power_of_2_text
+from mtmc_lsp.codegen.loop.compositions import composition_of
 from mtmc_lsp.codegen.loop.iterations import axes_from
 from mtmc_lsp.codegen.loop.loop_kernel import LoopWriter
 from mtmc_lsp.core.graph import Node, TensorType
@@ -22,6 +23,8 @@ from mtmc_lsp.ir.loops.scan import Recurrence, ScanForm
 from mtmc_lsp.ir.primitives import Prim
 from mtmc_lsp.schedule.configs import MOST_ELEMENTS, LoopConfig
 
+MOST_UNSHARED = 2
+"""Components of an update whose offset is written out for each of them."""
 Updates = dict[tuple[str, ...], tuple[Scratch, ...]]
 """Names of a recurrence's states to the buffers with what each segment does to them."""
 
@@ -53,6 +56,12 @@ class _TimeExpressions(Expressions):
             at = (*at[: position.dim], self.writer.time_index(position), *at[position.dim + 1 :])
         return super()._load(prim, at)
 
+    def mask_argument(self, offset: Code, dtype: str | None) -> str:
+        text = super().mask_argument(offset, dtype)
+        if not self.writer.has_chunk_mask:
+            return text
+        return text.replace(f"mask={self.writer.both_masks}", f"mask={self.writer.chunk_mask}")
+
 
 class ScanTile(LoopWriter):
     """A tile with one row per time step of a chunk."""
@@ -77,8 +86,8 @@ class ScanTile(LoopWriter):
         self.tile = _TimeExpressions(self.tile, self)
         self.step = "rows"
         unique = self.parameters.names.unique
-        self.segment, self.earlier, self.is_last, self.unsafe, self.flags_pointer = (
-            unique(name) for name in ("segment", "earlier", "is_last", "unsafe", "flags_ptr")
+        self.segment, self.earlier, self.is_last, self.unsafe, self.flags_pointer, self.chunk_mask = (
+            unique(name) for name in ("segment", "earlier", "is_last", "unsafe", "flags_ptr", "mask")
         )
         self.flags: Scratch | None = None
         self.read: list[tuple[str, Scratch]] = []
@@ -140,11 +149,23 @@ class ScanTile(LoopWriter):
             lines.append(f"{self.is_last} = rows == tl.minimum(start + ROWS, {n_rows}) - 1")
         else:
             lines.append(f"{self.is_last} = rows == start + ROWS - 1")
+        if self.has_chunk_mask:
+            lines.append(f"{self.chunk_mask} = {self.both_masks}")
         before, self.lines = self.lines, lines
         for item in self.form.loop.inputs:
             if item.is_index:
                 self._hold(item, self._index(item))
         return before, lines
+
+    @property
+    def has_chunk_mask(self) -> bool:
+        """Whether a chunk may have both rows and columns that are not there."""
+        return self.row_masked and self.col_masked and bool(self.col_groups)
+
+    @property
+    def both_masks(self) -> str:
+        """The mask of the elements of a chunk, over the masks of its rows and columns."""
+        return " & ".join(mask.text for mask in self.masks)
 
     def _close_chunk(self, before: list[str], first: str, last: str, count: str) -> None:
         inside, self.lines = self.lines, before
@@ -159,11 +180,15 @@ class ScanTile(LoopWriter):
     def _update_shape(self) -> tuple[Size, ...]:
         return (self.n_outer, Size.of(self.segments), self.n_cols)
 
-    def _update_offset(self, segment: str, item: Recurrence) -> str:
-        """Offset of a segment's update."""
+    def _update_offset(self, segment: str, item: Recurrence) -> tuple[list[str], str]:
+        """Offset of a segment's update, and the statements before it: many components share a variable."""
         row = f"(outer * SEGMENTS + {segment})" if self.outer_groups else f"tl.cast({segment}, tl.int64)"
         lane = "cols" if self._varies(item) else "tl.arange(0, 1)[:, None]"
-        return f"{row} * {self.named_size(self.n_cols, 'n_cols')} + {lane}" if self.col_groups else f"{row} + {lane}"
+        text = f"{row} * {self.named_size(self.n_cols, 'n_cols')} + {lane}" if self.col_groups else f"{row} + {lane}"
+        if len(composition_of(item).names) <= MOST_UNSHARED:
+            return [], text
+        name = self.parameters.names.unique("at")
+        return [f"{name} = {text}"], name
 
     def _lane_mask(self, item: Recurrence) -> str:
         return ", mask=col_mask" if self.col_masked and self._varies(item) else ""
@@ -211,7 +236,7 @@ class ScanTile(LoopWriter):
 
     # Kernel ---------------------------------------------------------------------------------------------------------
 
-    def _kernel(self, name: str, docstring: str) -> Kernel:
+    def _kernel(self, name: str, docstring: str, passes: tuple[str, tuple[bool, ...]] | None = None) -> Kernel:
         constexprs: dict[str, int | bool | str] = {"ROWS": self.rows_per_program}
         dynamic: dict[str, str] = {}
         limits: tuple[str, ...] = ()
@@ -244,4 +269,5 @@ class ScanTile(LoopWriter):
             limits=limits,
             scratch_written=tuple(self.written),
             scratch_read=tuple(self.read),
+            passes=passes,
         )

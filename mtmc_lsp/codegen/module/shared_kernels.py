@@ -59,6 +59,7 @@ class SharedKernels:
             dynamic=dict(zip(known.dynamic, kernel.dynamic.values(), strict=True)),
             functions=known.functions,
             repeat=(known.repeat[0], kernel.repeat[1]) if known.repeat and kernel.repeat else None,
+            passes=(known.passes[0], kernel.passes[1]) if known.passes and kernel.passes else None,
             initial=_renamed(known.initial, kernel.initial),
         )
 

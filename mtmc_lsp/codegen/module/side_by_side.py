@@ -130,7 +130,7 @@ class _CombinedParameters:
             arguments_of_part.append(name)
         self.arguments.append(arguments_of_part)
         first, *rest = (_renamed(text, renamed) for text in part.grid)
-        if len(rest) > 1 or part.numbers or part.repeat:
+        if len(rest) > 1 or part.numbers or part.repeat or part.passes:
             raise CannotCode(
                 f"{part.name} cannot share a launch, because it depends on its whole grid; launch it separately"
             )

@@ -25,15 +25,14 @@ _SOURCES = {{}}
 def _has_source(function, digest) -> bool:
     """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    entry = _SOURCES.get(id(code))
-    if entry is None:
+    if id(code) not in _SOURCES:
         import inspect
 
         try:
-            entry = _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
+            _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
         except (OSError, SyntaxError):
             return False  # no source to compare
-    return entry[1] == digest
+    return _SOURCES[id(code)][1] == digest
 '''
 
 

@@ -125,8 +125,7 @@ def sizes_with_longest(graph: Graph, base: Mapping[str, int], variable: Sequence
 def with_short_loops(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
     """The sizes, those that count iterations halved until loops are short; never below two tiles."""
     sizes = dict(base)
-    counts = {name for node in graph.nodes if node.loop is not None for name in node.loop.count.symbols()}
-    reducible = counts & set(variable)
+    reducible = set(_loop_counts(graph)) & set(variable)
     while reducible and loop_operations(graph, sizes) > LOOP_OPERATIONS:
         longest = max(sorted(reducible), key=lambda name: sizes[name])
         smaller = {**sizes, longest: max(LEAST_PART, math.ceil(sizes[longest] / 2))}
@@ -135,6 +134,20 @@ def with_short_loops(graph: Graph, base: Mapping[str, int], variable: Sequence[s
         else:
             reducible.remove(longest)
     return sizes
+
+
+def increased_sizes(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
+    """The variable sizes, a quarter larger. Those that count the iterations of a slow loop are only larger by a few tiles."""
+    counts = _loop_counts(graph) if loop_operations(graph, base) >= SLOW_LOOP else frozenset()
+    return {
+        name: base[name] + (min(LEAST_PART, base[name] // 4) if name in counts else base[name] // 4)
+        for name in variable
+    }
+
+
+def _loop_counts(graph: Graph) -> frozenset[str]:
+    """The sizes that count iterations."""
+    return frozenset(name for node in graph.nodes if node.loop is not None for name in node.loop.count.symbols())
 
 
 def loop_operations(graph: Graph, sizes: Mapping[str, int]) -> int:

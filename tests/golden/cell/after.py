@@ -51,9 +51,8 @@ def elman_out_kernel(matmul_t_ptr, U_ptr, b_ptr, h_ptr, T, H, BLOCK: tl.constexp
         matmul_t = tl.load(matmul_t_ptr + row * H * T + cols, mask=col_mask, other=0.0)
         operand = tl.expand_dims(tl.reshape(tl.where(col_mask, h, 0.0), [BLOCK]), 1)
         product = tl.reshape(tl.sum(operand * U, axis=0), [1, BLOCK])
-        h_2 = _tanh(matmul_t + product + b)
-        tl.store(h_ptr + row * H * T + cols, h_2, mask=col_mask)
-        h = h_2
+        h = _tanh(matmul_t + product + b)
+        tl.store(h_ptr + row * H * T + cols, h, mask=col_mask)
         matmul_t_ptr += H
         h_ptr += H
 
@@ -74,12 +73,12 @@ def _is_plain_gpu_call(tensors) -> bool:
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
         return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
-    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
             return False
-        devices.add(t.get_device())
+    devices = {t.get_device() for t in tensors}
     return len(devices) == 1 and _can_launch_on(devices.pop())
 
 
@@ -88,12 +87,9 @@ _ACCEPTED = {}
 
 def _are_like_accepted(guard, tensors) -> bool:
     """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes."""
-    if torch.compiler.is_compiling():
+    # The function of torch.compile that compares them all at once ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
         return False
-    for t in tensors:
-        # The function of torch.compile that compares them all at once ends the process for nested tensors.
-        if getattr(t, "is_nested", True):
-            return False
     for device, accepted in _ACCEPTED.get(guard, ()):
         if accepted.check(*tensors):
             return _can_launch_on(device)
@@ -112,11 +108,11 @@ def _reported(guard):
     """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
     import os
 
-    if os.environ.get("MTMC_GUARD") != "warn":
-        return guard
-    from mtmc_lsp.guard.worker.misses import reported
+    if os.environ.get("MTMC_GUARD") == "warn":
+        from mtmc_lsp.guard.worker import misses
 
-    return reported(guard)
+        return misses.reported(guard)
+    return guard
 
 
 def _source_digest(source: str) -> str:
@@ -153,15 +149,14 @@ _SOURCES = {}
 def _has_source(function, digest) -> bool:
     """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    entry = _SOURCES.get(id(code))
-    if entry is None:
+    if id(code) not in _SOURCES:
         import inspect
 
         try:
-            entry = _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
+            _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
         except (OSError, SyntaxError):
             return False  # no source to compare
-    return entry[1] == digest
+    return _SOURCES[id(code)][1] == digest
 
 
 @torch.compiler.assume_constant_result

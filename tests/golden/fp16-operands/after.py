@@ -225,12 +225,12 @@ def _is_plain_gpu_call(tensors) -> bool:
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
         return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
-    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
             return False
-        devices.add(t.get_device())
+    devices = {t.get_device() for t in tensors}
     return len(devices) == 1 and _can_launch_on(devices.pop())
 
 
@@ -239,12 +239,9 @@ _ACCEPTED = {}
 
 def _are_like_accepted(guard, tensors) -> bool:
     """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes."""
-    if torch.compiler.is_compiling():
+    # The function of torch.compile that compares them all at once ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
         return False
-    for t in tensors:
-        # The function of torch.compile that compares them all at once ends the process for nested tensors.
-        if getattr(t, "is_nested", True):
-            return False
     for device, accepted in _ACCEPTED.get(guard, ()):
         if accepted.check(*tensors):
             return _can_launch_on(device)
@@ -263,11 +260,11 @@ def _reported(guard):
     """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
     import os
 
-    if os.environ.get("MTMC_GUARD") != "warn":
-        return guard
-    from mtmc_lsp.guard.worker.misses import reported
+    if os.environ.get("MTMC_GUARD") == "warn":
+        from mtmc_lsp.guard.worker import misses
 
-    return reported(guard)
+        return misses.reported(guard)
+    return guard
 
 
 def _source_digest(source: str) -> str:
@@ -304,15 +301,14 @@ _SOURCES = {}
 def _has_source(function, digest) -> bool:
     """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    entry = _SOURCES.get(id(code))
-    if entry is None:
+    if id(code) not in _SOURCES:
         import inspect
 
         try:
-            entry = _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
+            _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
         except (OSError, SyntaxError):
             return False  # no source to compare
-    return entry[1] == digest
+    return _SOURCES[id(code)][1] == digest
 
 
 @torch.compiler.assume_constant_result

@@ -32,40 +32,9 @@ def _row_of(x, chosen):
 
 
 @triton.jit
-def scan_kernel_segments(
-    decay_t_ptr, x_t_ptr, h_a_ptr, h_b_ptr, T, n_cols,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
-):
-    """What the iterations of each segment do to h, as one update."""
-    outer = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    col_mask = cols < n_cols
-    segment = tl.program_id(2)
-    length = tl.cdiv(tl.cdiv(T, ROWS), SEGMENTS) * ROWS
-    begin = segment * length
-    end = tl.minimum(begin + length, T)
-    h_a = tl.full([1, BLOCK], 1.0, tl.float64)
-    h_b = tl.full([1, BLOCK], 0.0, tl.float64)
-    for start in tl.range(begin, end, ROWS, num_stages=2):
-        rows = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-        row_mask = rows < T
-        is_last = rows == tl.minimum(start + ROWS, T) - 1
-        decay_t = tl.load(decay_t_ptr + outer * T * n_cols + cols + rows * n_cols, mask=row_mask & col_mask, other=0.0)
-        h_a_2 = decay_t.to(tl.float64)
-        x_t = tl.load(x_t_ptr + outer * T * n_cols + cols + rows * n_cols, mask=row_mask & col_mask, other=0.0)
-        h_b_2 = x_t.to(tl.float64)
-        h_a_3, h_b_3 = tl.associative_scan((h_a_2, h_b_2), 0, _affine)
-        chunk_a = _row_of(h_a_3, is_last)
-        chunk_b = _row_of(h_b_3, is_last)
-        h_a, h_b = _affine(h_a, h_b, chunk_a, chunk_b)
-    tl.store(h_a_ptr + (outer * SEGMENTS + segment) * n_cols + cols, h_a, mask=col_mask)
-    tl.store(h_b_ptr + (outer * SEGMENTS + segment) * n_cols + cols, h_b, mask=col_mask)
-
-
-@triton.jit
 def scan_kernel(
-    decay_t_ptr, x_t_ptr, h_a_ptr, h_b_ptr, out_ptr, flags_ptr, T, n_cols,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+    decay_t_ptr, x_t_ptr, out_ptr, h_a_ptr, h_b_ptr, flags_ptr, T, n_cols,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, IS_FIRST_PASS: tl.constexpr,
 ):
     """out, in one kernel.
 
@@ -74,6 +43,7 @@ def scan_kernel(
             out[:, t] = h
 
     Each program instance scans chunks of 32 iterations, 8 program instances for each tile.
+    A first launch, with IS_FIRST_PASS, writes the effect of each segment on h as one update.
     """
     outer = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -83,27 +53,40 @@ def scan_kernel(
     begin = segment * length
     end = tl.minimum(begin + length, T)
     h = tl.full([1, BLOCK], 0.0, tl.float32)
-    for earlier in range(0, segment):
-        h_a = tl.load(h_a_ptr + (outer * SEGMENTS + earlier) * n_cols + cols, mask=col_mask, other=0.0)
-        h_b = tl.load(h_b_ptr + (outer * SEGMENTS + earlier) * n_cols + cols, mask=col_mask, other=0.0)
-        h = (h_a * h + h_b).to(tl.float32)
-    unsafe = tl.zeros([ROWS, BLOCK], tl.int1)
+    if IS_FIRST_PASS:
+        h_a = tl.full([1, BLOCK], 1.0, tl.float64)
+        h_b = tl.full([1, BLOCK], 0.0, tl.float64)
+    else:
+        for earlier in range(0, segment):
+            h_a_2 = tl.load(h_a_ptr + (outer * SEGMENTS + earlier) * n_cols + cols, mask=col_mask, other=0.0)
+            h_b_2 = tl.load(h_b_ptr + (outer * SEGMENTS + earlier) * n_cols + cols, mask=col_mask, other=0.0)
+            h = (h_a_2 * h + h_b_2).to(tl.float32)
+        unsafe = tl.zeros([ROWS, BLOCK], tl.int1)
     for start in tl.range(begin, end, ROWS, num_stages=2):
         rows = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
         row_mask = rows < T
         is_last = rows == tl.minimum(start + ROWS, T) - 1
-        decay_t = tl.load(decay_t_ptr + outer * T * n_cols + cols + rows * n_cols, mask=row_mask & col_mask, other=0.0)
-        h_a_2 = decay_t.to(tl.float64)
-        x_t = tl.load(x_t_ptr + outer * T * n_cols + cols + rows * n_cols, mask=row_mask & col_mask, other=0.0)
-        h_b_2 = x_t.to(tl.float64)
-        h_a_3, h_b_3 = tl.associative_scan((h_a_2, h_b_2), 0, _affine)
-        h_2 = (h_a_3 * h + h_b_3).to(tl.float32)
-        unsafe = unsafe | (~(tl.abs(h_2) < float("inf")) & row_mask & col_mask)
-        tl.store(out_ptr + outer * T * n_cols + cols + rows * n_cols, h_2, mask=row_mask & col_mask)
-        h = _row_of(h_2, is_last)
-    tl.store(
-        flags_ptr + (outer * tl.num_programs(1) + tl.program_id(1)) * SEGMENTS + segment, tl.max(unsafe.to(tl.int32))
-    )
+        mask = row_mask & col_mask
+        decay_t = tl.load(decay_t_ptr + outer * T * n_cols + cols + rows * n_cols, mask=mask, other=0.0)
+        h_a_3 = decay_t.to(tl.float64)
+        x_t = tl.load(x_t_ptr + outer * T * n_cols + cols + rows * n_cols, mask=mask, other=0.0)
+        h_b_3 = x_t.to(tl.float64)
+        h_a_4, h_b_4 = tl.associative_scan((h_a_3, h_b_3), 0, _affine)
+        if IS_FIRST_PASS:
+            chunk_a = _row_of(h_a_4, is_last)
+            chunk_b = _row_of(h_b_4, is_last)
+            h_a, h_b = _affine(h_a, h_b, chunk_a, chunk_b)
+        else:
+            h_2 = (h_a_4 * h + h_b_4).to(tl.float32)
+            unsafe = unsafe | (~(tl.abs(h_2) < float("inf")) & mask)
+            tl.store(out_ptr + outer * T * n_cols + cols + rows * n_cols, h_2, mask=mask)
+            h = _row_of(h_2, is_last)
+    if IS_FIRST_PASS:
+        tl.store(h_a_ptr + (outer * SEGMENTS + segment) * n_cols + cols, h_a, mask=col_mask)
+        tl.store(h_b_ptr + (outer * SEGMENTS + segment) * n_cols + cols, h_b, mask=col_mask)
+    else:
+        number = outer * tl.num_programs(1) + tl.program_id(1)
+        tl.store(flags_ptr + number * SEGMENTS + segment, tl.max(unsafe.to(tl.int32)))
 
 
 @triton.jit
@@ -119,9 +102,8 @@ def scan_kernel_again(decay_t_ptr, x_t_ptr, flags_ptr, out_ptr, T, n_cols, BLOCK
     for t in tl.range(0, T, num_stages=2):
         decay_t = tl.load(decay_t_ptr + row * T * n_cols + cols, mask=col_mask, other=0.0)
         x_t = tl.load(x_t_ptr + row * T * n_cols + cols, mask=col_mask, other=0.0)
-        h_2 = decay_t * h + x_t
-        tl.store(out_ptr + row * T * n_cols + cols, h_2, mask=col_mask)
-        h = h_2
+        h = decay_t * h + x_t
+        tl.store(out_ptr + row * T * n_cols + cols, h, mask=col_mask)
         decay_t_ptr += n_cols
         x_t_ptr += n_cols
         out_ptr += n_cols
@@ -143,12 +125,12 @@ def _is_plain_gpu_call(tensors) -> bool:
     if torch.compiler.is_compiling():
         current = torch.cuda.current_device()
         return all([isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == current for t in tensors])
-    kinds, strided, devices = (torch.Tensor, torch.nn.Parameter), torch.strided, set()
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         # Fake tensors, DTensors and similar classes have no memory that a kernel can read.
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg() or not t.is_cuda:
             return False
-        devices.add(t.get_device())
+    devices = {t.get_device() for t in tensors}
     return len(devices) == 1 and _can_launch_on(devices.pop())
 
 
@@ -157,12 +139,9 @@ _ACCEPTED = {}
 
 def _are_like_accepted(guard, tensors) -> bool:
     """Whether a guard accepted a call with tensors like these: classes, dtypes, shapes, strides, devices and modes."""
-    if torch.compiler.is_compiling():
+    # The function of torch.compile that compares them all at once ends the process for nested tensors.
+    if torch.compiler.is_compiling() or any([getattr(t, "is_nested", True) for t in tensors]):
         return False
-    for t in tensors:
-        # The function of torch.compile that compares them all at once ends the process for nested tensors.
-        if getattr(t, "is_nested", True):
-            return False
     for device, accepted in _ACCEPTED.get(guard, ()):
         if accepted.check(*tensors):
             return _can_launch_on(device)
@@ -181,11 +160,11 @@ def _reported(guard):
     """The guard; under MTMC_GUARD=warn, with warnings of the first call that it refuses for each reason."""
     import os
 
-    if os.environ.get("MTMC_GUARD") != "warn":
-        return guard
-    from mtmc_lsp.guard.worker.misses import reported
+    if os.environ.get("MTMC_GUARD") == "warn":
+        from mtmc_lsp.guard.worker import misses
 
-    return reported(guard)
+        return misses.reported(guard)
+    return guard
 
 
 def _source_digest(source: str) -> str:
@@ -222,15 +201,14 @@ _SOURCES = {}
 def _has_source(function, digest) -> bool:
     """Whether a function's source has this digest. Cached per code object, since sources do not change in a process."""
     code = function.__code__
-    entry = _SOURCES.get(id(code))
-    if entry is None:
+    if id(code) not in _SOURCES:
         import inspect
 
         try:
-            entry = _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
+            _SOURCES[id(code)] = code, _source_digest(inspect.getsource(code))
         except (OSError, SyntaxError):
             return False  # no source to compare
-    return entry[1] == digest
+    return _SOURCES[id(code)][1] == digest
 
 
 @torch.compiler.assume_constant_result
@@ -331,22 +309,19 @@ class _DirectLaunches:
 
 
 def scan_launch(
-    decay, x,
-    scan_kernel_segments=_DirectLaunches(scan_kernel_segments), scan_kernel=_DirectLaunches(scan_kernel),
-    scan_kernel_again=_DirectLaunches(scan_kernel_again),
+    decay, x, scan_kernel=_DirectLaunches(scan_kernel), scan_kernel_again=_DirectLaunches(scan_kernel_again),
 ):
     """``scan`` with Triton kernels."""
     B, T, D = decay.shape
+    out = torch.empty_like(decay)
     h_a = decay.new_empty(B, 8, D, dtype=torch.float64)
     h_b = decay.new_empty(B, 8, D, dtype=torch.float64)
-    scan_kernel_segments[(B, (D + 31) // 32, 8)](
-        decay, x, h_a, h_b, T, D, ROWS=32, BLOCK=32, SEGMENTS=8, num_warps=4, num_stages=2,
-    )
-    out = torch.empty_like(decay)
     flags = decay.new_empty(B, ((D + 31) // 32), 8, dtype=torch.int32)
-    scan_kernel[(B, (D + 31) // 32, 8)](
-        decay, x, h_a, h_b, out, flags, T, D, ROWS=32, BLOCK=32, SEGMENTS=8, num_warps=4, num_stages=2,
-    )
+    for is_first_pass in (True, False):
+        scan_kernel[(B, (D + 31) // 32, 8)](
+            decay, x, out, h_a, h_b, flags, T, D,
+            IS_FIRST_PASS=is_first_pass, ROWS=32, BLOCK=32, SEGMENTS=8, num_warps=4, num_stages=2,
+        )
     scan_kernel_again[(B, (D + 31) // 32)](decay, x, flags, out, T, D, BLOCK=32, num_warps=4, num_stages=2)
     return out
 
@@ -354,7 +329,5 @@ def scan_launch(
 @triton_op(f"{__name__.replace('.', '_')}::scan_triton", mutates_args=())
 def scan_triton(decay: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``scan_launch`` as an operator for torch.compile, torch.export and CUDA graphs."""
-    return scan_launch(
-        decay, x, wrap_triton(scan_kernel_segments), wrap_triton(scan_kernel), wrap_triton(scan_kernel_again),
-    )
+    return scan_launch(decay, x, wrap_triton(scan_kernel), wrap_triton(scan_kernel_again))
 # mtmc: end scan

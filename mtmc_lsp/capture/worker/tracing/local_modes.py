@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,11 +29,19 @@ class AboveAutograd(Exception):
     """The trace is above autograd's dispatch, and the casts of autocast are below."""
 
 
+@dataclass
+class CallCounter:
+    """Counts calls of functions of torch."""
+
+    calls: int = 0
+
+
 class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Replaces ``x.data`` by ``x.detach()``, which torch can trace, and refuses gradients."""
 
-    def __init__(self, target: Target, *, is_traced: bool) -> None:
+    def __init__(self, target: Target, *, is_traced: bool, counter: CallCounter | None = None) -> None:
         super().__init__()
+        self._counter = counter or CallCounter()
         self._target = target
         self._may_enable = torch.is_grad_enabled() or not is_traced
         """Whether the code may turn gradients on: where they are traced, too, or where nothing is traced yet."""
@@ -42,6 +51,7 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         if func in WATCHED:
             return self._watched(func, args, kwargs or {})
         if self._constants is None:
+            self._counter.calls += 1
             # Loops of users call hundreds of thousands of functions, and each further call here is traced, too.
             return func(*args, **kwargs) if kwargs else func(*args)
         return self._constants.call(func, args, kwargs or {})
@@ -71,11 +81,12 @@ class _LocalModes(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
 
 
 @contextmanager
-def local_modes(target: Target, *, is_traced: bool = True) -> Iterator[None]:
+def local_modes(target: Target, *, is_traced: bool = True, counter: CallCounter | None = None) -> Iterator[None]:
     """Follow or refuse the local modes of the code that runs inside.
 
     Args:
         is_traced: whether its tensors have no values, so that those of constants are followed.
+        counter: counts calls where nothing is traced.
 
     Raises:
         AboveAutograd: the code enters a region of autocast in a trace above autograd.
@@ -95,11 +106,13 @@ def local_modes(target: Target, *, is_traced: bool = True) -> Iterator[None]:
     torch.autocast.__enter__ = watched_enter
     torch.compiler.is_compiling = is_compiling
     try:
-        # Functions that the user compiles are traced as they are written.
+        # Functions that the user compiles are traced as they are written. After a few calls, TorchScript would run fused
+        # kernels instead of its operations, also on tensors without data.
         with (
-            _LocalModes(target, is_traced=is_traced),
+            _LocalModes(target, is_traced=is_traced, counter=counter),
             refusing_output(target),
             torch.compiler.set_stance("force_eager"),
+            torch.jit.optimized_execution(False),
         ):
             yield
     finally:
@@ -126,11 +139,13 @@ def running_line(target: Target) -> Location:
     return Location(target.path, frame.f_lineno if frame is not None else target.start_line)
 
 
-def under_local_modes(function: Callable[..., Any], target: Target, *, is_traced: bool = True) -> Callable[..., Any]:
+def under_local_modes(
+    function: Callable[..., Any], target: Target, *, is_traced: bool = True, counter: CallCounter | None = None
+) -> Callable[..., Any]:
     """The function of tensors under :func:`local_modes`."""
 
     def run(*tensors: torch.Tensor) -> Any:
-        with local_modes(target, is_traced=is_traced):
+        with local_modes(target, is_traced=is_traced, counter=counter):
             return function(*tensors)
 
     return run

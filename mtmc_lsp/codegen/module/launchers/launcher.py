@@ -14,7 +14,7 @@ from mtmc_lsp.codegen.module.direct_launches import launched_directly
 from mtmc_lsp.codegen.module.launchers.memory import FRESH, LauncherMemory
 from mtmc_lsp.codegen.module.launchers.operator import operator_lines
 from mtmc_lsp.codegen.module.launchers.releases import with_releases
-from mtmc_lsp.codegen.module.launchers.signature import launch_signature
+from mtmc_lsp.codegen.module.launchers.signature import launch_signatures
 from mtmc_lsp.codegen.module.launchers.views import SAME_START, View, without_views
 from mtmc_lsp.codegen.module.naming import value_name
 from mtmc_lsp.codegen.module.tables import TableFunction, table_function
@@ -196,6 +196,12 @@ class Launcher(LauncherMemory):
             self.lines.append(f"for {variable} in range({self.size(kernel.repeat[1])}):")
             arguments.append(variable)
             indent = "    "
+        if kernel.passes is not None:
+            parameter, values = kernel.passes
+            variable = self.names.unique(parameter.lower())
+            self.lines.append(f"for {variable} in {tuple_text([repr(value) for value in values])}:")
+            keywords.append(f"{parameter}={variable}")
+            indent = "    "
         keywords += [f"{name}={value!r}" for name, value in kernel.constexprs.items()]
         keywords += [f"{name}={filled_in(text)}" for name, text in kernel.dynamic.items()]
         warps = filled_in(kernel.warps_text) or kernel.num_warps
@@ -213,7 +219,7 @@ class Launcher(LauncherMemory):
             self.aligned.update(
                 dict.fromkeys(name for name, variable in self.input_names.items() if variable == holder)
             )
-        self.launches.append(launch_signature(kernel, self.ir.graph, self.buffers))
+        self.launches += launch_signatures(kernel, self.ir.graph, self.buffers)
 
     def finish(self, name: str, operator: str, summary: str) -> str:
         """The source of the launcher, and of the operator around it if one is possible.

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Graph, TensorType
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
+
+
+def launch_signatures(kernel: Kernel, graph: Graph, buffers: Mapping[str, TensorType]) -> list[KernelLaunch]:
+    """The launches of a kernel at the workload's sizes: several if it makes passes. See :func:`launch_signature`."""
+    launch = launch_signature(kernel, graph, buffers)
+    if kernel.passes is None:
+        return [launch]
+    parameter, values = kernel.passes
+    return [replace(launch, constexprs={**launch.constexprs, parameter: value}) for value in values]
 
 
 def launch_signature(kernel: Kernel, graph: Graph, buffers: Mapping[str, TensorType]) -> KernelLaunch:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.verify.error_limits import Draws
-from mtmc_lsp.verify.sizes.case_sizes import has_long_loop, is_larger, is_network
+from mtmc_lsp.verify.sizes.case_sizes import has_long_loop, has_slow_loop, is_larger, is_network
 
 
 def least_draws(graph: Graph, sizes: Mapping[str, int], *, finds_trivial: bool) -> Draws:
@@ -15,10 +15,14 @@ def least_draws(graph: Graph, sizes: Mapping[str, int], *, finds_trivial: bool) 
     Args:
         sizes: those of the case.
         finds_trivial: whether the limits must refuse answers without any computation. Draws that round each operation take 10
-            times as long as the loop, and change nothing about such answers unless a few draws already show noise.
+            times as long as the loop, and change nothing about such answers unless a few draws already show noise. A slow loop
+            begins without any draw: the limits are lower then. If these refuse a candidate, draws raise them, and such answers
+            are compared with the higher limits again.
     """
     if finds_trivial and is_larger(graph, {**graph.sizes, **sizes}):
         return Draws.FEW
+    if finds_trivial and has_slow_loop(graph) and loops_without_indices(graph):
+        return Draws.NONE
     if finds_trivial:
         is_slow = has_long_loop(graph) or is_network(graph) or (has_loops(graph) and not loops_without_indices(graph))
         return Draws.FEW if is_slow and graph.backward is None else Draws.ALL
