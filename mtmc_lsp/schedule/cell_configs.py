@@ -69,7 +69,8 @@ MOST_ROWS_IN_TURN = 4
 iteration of one row took 0.8 to 1.9 us, and a launch for many rows 4.4 us."""
 LAUNCHES_PER_READ = 1.2
 """Launches in which a program reads all matrices, from which on each iteration is a launch. On an H100, an iteration of a GRU
-with 192 units and 32 rows takes 6.7 us where programs read the matrices (predicted: 7.1 us, 1.4 launches), and 5.5 us in a launch."""
+with 192 units and 32 rows takes 6.7 us where programs read the matrices (predicted: 7.1 us, 1.4 launches), and
+5.5 us in a launch."""
 LEAST_ROWS_OF_TENSOR_CORES = 8
 """Rows, rounded up to a power of two, from which on a launch for each iteration uses tensor cores, with tiles of 16 rows. With
 8 rows on an H100, an iteration of an LSTM with 512 units takes 10.6 us, as sums 27.9 us (GRU: 10.9 and 12.9 us). Fewer rows were
