@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker, planned
@@ -117,3 +118,43 @@ def test_a_guard_reads_items_and_the_stores_of_modules(checker: Checker, tmp_pat
     assert "gamma[0] is None" in source
     source, _ = written(checker, tmp_path, STATE)
     assert "self._buffers['h-1'] = block_results[1]" in source
+
+
+@pytest.mark.parametrize(
+    ("names", "is_accepted"), [(("a-b", "class"), True), (("class", "a-b"), False), (("c-d", "in"), False)]
+)
+def test_the_guard_compares_the_keys_of_dictionaries_in_order(
+    checker: Checker, tmp_path: Path, names: tuple[str, str], is_accepted: bool
+) -> None:
+    text = DICTIONARIES.format(grad="")
+    _, module = written(checker, tmp_path, text)
+    instance = module.Block(16, names).requires_grad_(False)
+    assert bool(module.block_fits(instance, torch.ones(8, 16))) is is_accepted
+
+
+ITEMS = """\
+# mtmc: x=f32[B,D] B=8 D=16 init: dim=D
+class Block(nn.Module):
+    def __init__(self, dim, first="a", second="b", count=2):
+        super().__init__()
+        self.layers = nn.Sequential(OrderedDict([(first, nn.LayerNorm(dim)), (second, nn.LayerNorm(dim))]))
+        self.scale = nn.ParameterList([torch.ones(dim) for _ in range(count)])
+
+    def forward(self, x):
+        x = self.layers(x)
+        for scale in self.scale:
+            x = torch.tanh(x * scale)
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_accepted"),
+    [(("a", "b"), True), (("b", "a"), False), (("c", "d"), False), (("a", "b", 3), False), (("a", "b", 1), False)],
+)
+def test_the_guard_compares_names_and_numbers_of_usual_items(
+    checker: Checker, tmp_path: Path, arguments: tuple[str | int, ...], is_accepted: bool
+) -> None:
+    _, module = written(checker, tmp_path, ITEMS)
+    instance = module.Block(16, *arguments).requires_grad_(False)
+    assert bool(module.block_fits(instance, torch.ones(8, 16))) is is_accepted

@@ -38,10 +38,21 @@ def used_modules(
         access = access_of(instance, name)
         kind = class_name(type(module), file)
         if access in accesses and kind:
-            length = len(module) if isinstance(module, CONTAINERS) else None
+            length = len(module) if isinstance(module, (*CONTAINERS, torch.nn.ParameterList)) else None
             # The target's own hooks run outside of it.
-            modules.append(UsedModule(access, kind, length, _hooks_of(module, file) if access != "self" else ()))
+            hooks = _hooks_of(module, file) if access != "self" else ()
+            modules.append(UsedModule(access, kind, length, hooks, _keys_of(module)))
     return tuple(modules)
+
+
+def _keys_of(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """The names of a container's items, which a loop reads in their order; ``None`` if they are only numbers."""
+    if isinstance(module, torch.nn.ParameterDict):
+        return tuple(module.keys())
+    if not isinstance(module, CONTAINERS):
+        return None
+    keys = tuple(module._modules)
+    return keys if keys != tuple(map(str, range(len(keys)))) else None
 
 
 def _hooks_of(module: torch.nn.Module, file: ModuleType) -> tuple[ModuleHook, ...]:

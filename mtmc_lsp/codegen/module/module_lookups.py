@@ -78,17 +78,19 @@ def unchanged_modules(modules: Sequence[UsedModule], *, in_groups: bool) -> list
     modules that earlier conditions accepted.
     """
     if not in_groups:
-        return [_is_unchanged(module) for module in modules]
+        return [condition for module in modules for condition in _of_module(module)]
     lists = module_lists(modules)
     groups: dict[tuple[int, str, int | None, str], list[UsedModule]] = {}
     for module in modules:
-        is_single = module.hooks or (module.length is not None and module.access not in lists)
+        is_single = (
+            module.hooks or module.keys is not None or (module.length is not None and module.access not in lists)
+        )
         key = len(parts(module.access)), module.kind, module.length, module.access if is_single else ""
         groups.setdefault(key, []).append(module)
     conditions: list[str] = []
     for (_, kind, length, single), group in sorted(groups.items(), key=lambda item: item[0][0]):
         if single or (length is None and len(group) < LEAST_MODULES_IN_GROUP):
-            conditions += [_is_unchanged(module) for module in group]
+            conditions += [condition for module in group for condition in _of_module(module)]
         else:
             indices = "None" if length is None else f"range({length})"
             accesses = [module.access for module in group]
@@ -100,6 +102,17 @@ def module_lists(modules: Sequence[UsedModule]) -> set[str]:
     """The accesses of the containers whose modules are read by their index, and whose indices a condition checks."""
     indexed = {owner_of(module.access) for module in modules if is_indexed(module.access)}
     return {module.access for module in modules if module.length is not None and not module.hooks} & indexed - {"self"}
+
+
+def _of_module(module: UsedModule) -> list[str]:
+    """The conditions that a submodule runs the captured code, and that a container has the captured items."""
+    return [_is_unchanged(module), *([has_keys(module)] if module.keys is not None else [])]
+
+
+def has_keys(module: UsedModule) -> str:
+    """The condition that the items of a container have the captured names, in this order."""
+    names = f"{module.access}.keys()" if module.length is None else f"{module.access}._modules"
+    return f"[*{names}] == {list(module.keys or ())!r}"
 
 
 def _is_unchanged(module: UsedModule) -> str:
