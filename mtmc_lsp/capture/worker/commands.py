@@ -38,7 +38,13 @@ from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.loops.folding import fold_loops
 from mtmc_lsp.capture.worker.loops.keeping import Keeper, keeping_loops
 from mtmc_lsp.capture.worker.loops.statements.functions import functions_of, library_functions
-from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state, refuse_unset_state
+from mtmc_lsp.capture.worker.module_state import (
+    StateFound,
+    non_parameter_tensors,
+    refuse_new_state,
+    refuse_unset_state,
+    with_other_names,
+)
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
 from mtmc_lsp.capture.worker.modules.irrelevant_values import without_irrelevant_values
@@ -117,7 +123,7 @@ def capture(request: CaptureRequest) -> Capture:
             try:
                 return _with_gradients_if_possible(module, workload, request.variables, text)
             except StateFound as state:
-                workload = replace(workload, state=(*workload.state, *state.tensors))
+                workload = replace(workload, state=with_other_names(workload, state.tensors))
 
     try:
         with _gpu_autocast(request.workload):

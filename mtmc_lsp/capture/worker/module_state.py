@@ -7,6 +7,7 @@ pure function, so its graph can be captured and every call can be repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from mtmc_lsp.capture.accesses import is_attribute_name, steps, words
 from mtmc_lsp.capture.worker.modules.members import access_of, member_of
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.workload import StateTensor, Target
+from mtmc_lsp.core.workload import StateTensor, Target, Workload
 
 AttributeSlot = tuple[dict[str, Any], str]
 """The dictionary of a module that holds an attribute, and the name of the attribute."""
@@ -33,6 +34,17 @@ def state_tensor(access: str, value: torch.Tensor) -> StateTensor:
     name = words(access)
     name = name if is_attribute_name(name) else f"state_{name}"
     return StateTensor(name, access, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+
+
+def with_other_names(workload: Workload, tensors: Sequence[StateTensor]) -> tuple[StateTensor, ...]:
+    """The workload's state tensors and further ones, which get names that no argument and no other state tensor has."""
+    result = list(workload.state)
+    for item in tensors:
+        name, used = item.name, {*(argument.name for argument in workload.arguments), *(other.name for other in result)}
+        while name in used:
+            name += "_"
+        result.append(replace(item, name=name))
+    return tuple(result)
 
 
 def attribute_slot(instance: torch.nn.Module, access: str) -> AttributeSlot:
