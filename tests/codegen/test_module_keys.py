@@ -82,10 +82,12 @@ class Block(nn.Module):
     def __init__(self, dim):
         super().__init__()
         self.register_buffer("h-1", torch.zeros(8, dim))
+        self.register_buffer("h_1", torch.ones(8, dim))
 
     def forward(self, x):
         setattr(self, "h-1", torch.tanh(x + getattr(self, "h-1")))
-        return 2 * getattr(self, "h-1")
+        self.h_1 = torch.tanh(x - self.h_1)
+        return 2 * getattr(self, "h-1") + self.h_1
 """
 FORMS = {
     "lists": LISTS,
@@ -158,3 +160,36 @@ def test_the_guard_compares_names_and_numbers_of_usual_items(
     _, module = written(checker, tmp_path, ITEMS)
     instance = module.Block(16, *arguments).requires_grad_(False)
     assert bool(module.block_fits(instance, torch.ones(8, 16))) is is_accepted
+
+
+ROOT = """\
+# mtmc: x=f32[B,D] B=8 D=16
+class Block(nn.{kind}):
+    def __init__(self, items={items}):
+        super().__init__({made})
+
+    def forward(self, x):
+        for layer in self{values}:
+            x = torch.tanh(layer(x))
+        return x
+"""
+SEQUENCE = ROOT.format(kind="Sequential", items="2", made="*[nn.LayerNorm(16) for _ in range(items)]", values="")
+DICTIONARY = ROOT.format(
+    kind="ModuleDict", items='("a-b", "c")', made="{item: nn.LayerNorm(16) for item in items}", values=".values()"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "same", "others"),
+    [(SEQUENCE, 2, [1, 3]), (DICTIONARY, ("a-b", "c"), [("c", "a-b"), ("a-b",), ("d", "e")])],
+    ids=["Sequential", "ModuleDict"],
+)
+def test_the_guard_compares_the_items_of_a_target_that_is_a_container(
+    checker: Checker, tmp_path: Path, text: str, same: object, others: list[object]
+) -> None:
+    _, module = written(checker, tmp_path, text)
+    accepted = [
+        bool(module.block_fits(module.Block(items).requires_grad_(False), torch.ones(8, 16)))
+        for items in (same, *others)
+    ]
+    assert accepted == [True, *[False] * len(others)]

@@ -27,6 +27,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 from mtmc_lsp.codegen.module.module_lookups import (
     LEAST_MODULES_IN_GROUP,
     cache_lookups,
+    has_items,
     module_lists,
     parts,
     unchanged_modules,
@@ -270,6 +271,7 @@ def _structure(
     # The module's own hooks have already run when this code executes; only its class and values need checks.
     same_class = f"{HAS_CLASS}(self, {{kind}})" if is_trained else "type(self) is {kind}"
     conditions = [same_class.format(kind=item.kind) for item in graph.modules if item.access == "self"]
+    conditions += [condition for item in graph.modules if item.access == "self" for condition in has_items(item)]
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
     submodules = [item for item in graph.modules if item.access != "self"]
     conditions += unchanged_modules(submodules, in_groups=_has_many_tensors(graph))

@@ -106,10 +106,17 @@ def module_lists(modules: Sequence[UsedModule]) -> set[str]:
 
 def _of_module(module: UsedModule) -> list[str]:
     """The conditions that a submodule runs the captured code, and that a container has the captured items."""
-    return [_is_unchanged(module), *([has_keys(module)] if module.keys is not None else [])]
+    return [_is_unchanged(module), *([_has_keys(module)] if module.keys is not None else [])]
 
 
-def has_keys(module: UsedModule) -> str:
+def has_items(module: UsedModule) -> list[str]:
+    """The condition that the target's module, if it is a container, has the captured items."""
+    if module.keys is not None:
+        return [_has_keys(module)]
+    return [f"len({module.access}) == {module.length}"] if module.length is not None else []
+
+
+def _has_keys(module: UsedModule) -> str:
     """The condition that the items of a container have the captured names, in this order."""
     names = f"{module.access}.keys()" if module.length is None else f"{module.access}._modules"
     return f"[*{names}] == {list(module.keys or ())!r}"
