@@ -321,9 +321,11 @@ class UsedModule:
     kind: str
     """Python expression for its class in the target's file: ``torch.nn.Linear``. Quoted if the file has no name for it."""
     length: int | None = None
-    """Number of modules in a container."""
+    """Number of modules or parameters in a container, except ``ParameterDict``."""
     hooks: tuple[ModuleHook, ...] = ()
     """Its hooks at the capture. Empty if the graph does not contain their effect."""
+    keys: tuple[str, ...] | None = None
+    """The names of the modules in a container, in order, unless they are 0, 1 and so on; the keys of a ``ParameterDict``."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import ast
 import copy
 from collections.abc import Iterator, Mapping
 
-STORES = ("_modules", "_parameters", "_buffers")
-"""Dictionaries of a module that a guard reads instead of attributes."""
+from mtmc_lsp.capture.accesses import STORES, is_attribute_name
+
 TENSORS = "tensors"
 """The guard's variable for all tensors of the call."""
 DISPATCH = "# mtmc: dispatch"
@@ -104,6 +104,8 @@ class _Readable(ast.NodeTransformer):
 def _member(owner: ast.expr, name: str) -> ast.expr:
     if name.isdigit():
         return ast.Subscript(owner, ast.Constant(int(name)), ast.Load())
+    if not is_attribute_name(name):
+        return ast.Subscript(owner, ast.Constant(name), ast.Load())
     return ast.Attribute(owner, name, ast.Load())
 
 

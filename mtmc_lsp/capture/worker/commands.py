@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from mtmc_lsp.capture.accesses import dotted, is_of_module
 from mtmc_lsp.capture.index_bounds import sizes_behind_indices, sizes_of_computed_indices
 from mtmc_lsp.capture.messages import NO_BACKWARD, CaptureRequest, LocalValues, LocalValuesRequest
 from mtmc_lsp.capture.module_paths import module_name
@@ -37,10 +38,17 @@ from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.capture.worker.loops.folding import fold_loops
 from mtmc_lsp.capture.worker.loops.keeping import Keeper, keeping_loops
 from mtmc_lsp.capture.worker.loops.statements.functions import functions_of, library_functions
-from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tensors, refuse_new_state, refuse_unset_state
+from mtmc_lsp.capture.worker.module_state import (
+    StateFound,
+    non_parameter_tensors,
+    refuse_new_state,
+    refuse_unset_state,
+    with_other_names,
+)
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.modules.attribute_tensors import containers_of
 from mtmc_lsp.capture.worker.modules.irrelevant_values import without_irrelevant_values
+from mtmc_lsp.capture.worker.modules.members import access_of
 from mtmc_lsp.capture.worker.modules.module_dtype import with_module_dtype
 from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, NotTrainable, why_not_trainable
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
@@ -61,7 +69,6 @@ from mtmc_lsp.capture.worker.precision_settings import precision_settings
 from mtmc_lsp.capture.worker.regions.local_values import local_values
 from mtmc_lsp.capture.worker.regions.region_errors import in_region
 from mtmc_lsp.capture.worker.side_effects import (
-    access_of,
     is_random,
     recording_attribute_uses,
     refuse_hidden_mutations,
@@ -116,7 +123,7 @@ def capture(request: CaptureRequest) -> Capture:
             try:
                 return _with_gradients_if_possible(module, workload, request.variables, text)
             except StateFound as state:
-                workload = replace(workload, state=(*workload.state, *state.tensors))
+                workload = replace(workload, state=with_other_names(workload, state.tensors))
 
     try:
         with _gpu_autocast(request.workload):
@@ -288,7 +295,7 @@ def _capture_once(
         modes = convolution_modes(lambda: flat_function(call, inputs, workload.target)(*copies), graph)
         graph = replace(graph, observed_convolution_modes=modes)
     tensors = [item.access for item in (*graph.inputs, *graph.unread_inputs)]
-    accesses = (*(access for access in tensors if access.startswith("self.")), *uses.reads, *graph.state_attributes)
+    accesses = (*filter(is_of_module, tensors), *uses.reads, *graph.state_attributes)
     modules = used_modules(call.instance, module, uses.called, accesses)
     used = {*(item.access for item in modules), *tensors}
     attributes = [i.access for i in (*graph.inputs, *graph.unread_inputs) if i.kind is InputKind.ATTRIBUTE]
@@ -392,7 +399,7 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     used_names = {item.name for item in result}
 
     def new_name(path: str) -> str:
-        name = re.sub(r"\W+", "_", re.sub(r"\W+$", "", path))
+        name = re.sub(r"\W+", "_", re.sub(r"\W+$", "", path)) or "tensor"
         while name in used_names:
             name += "_"
         used_names.add(name)
@@ -404,15 +411,15 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
         for full, value, kind in tensors:
             if is_lazy(value):
                 raise TargetUnsupported(
-                    f"{access_of(full)} has no shape before the first call",
+                    f"{access_of(call.instance, full)} has no shape before the first call",
                     where=Location(workload.target.path, workload.target.start_line),
                     remedy="Specify the number of features, for example BatchNorm1d(64) instead of LazyBatchNorm1d().",
                 )
             name = new_name(full)
-            result.append(InputTensor(name, access_of(full), kind, value.detach()))
+            result.append(InputTensor(name, access_of(call.instance, full), kind, value.detach()))
         device = next((item.value.device for item in result), torch.device("cpu"))
         for slot in call_slots(call):
-            name = new_name(slot.access.removeprefix("self."))
+            name = new_name(dotted(slot.access))
             result.append(InputTensor(name, slot.access, InputKind.ATTRIBUTE, slot.value.detach().to(device)))
     return result
 
@@ -438,7 +445,7 @@ def _need_gradients(call: Call, workload: Workload, inputs: Sequence[InputTensor
     """For each input, whether the workload asks for its gradient: ``grad=`` names arguments, and parameters follow."""
     arguments = {path for path, tensor in workload.tensors.items() if tensor.requires_grad}
     parameters = dict(call.instance.named_parameters()) if call.instance is not None else {}
-    trained = {access_of(name) for name, parameter in parameters.items() if parameter.requires_grad}
+    trained = {access_of(call.instance, name) for name, parameter in parameters.items() if parameter.requires_grad}
     return [item.path in arguments if item.kind is InputKind.ARGUMENT else item.access in trained for item in inputs]
 
 

@@ -20,9 +20,10 @@ from mtmc_lsp.capture.worker.loops.keeping import restart_loops
 from mtmc_lsp.capture.worker.module_state import non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import class_name
 from mtmc_lsp.capture.worker.modules.attribute_tensors import TensorSlot, assigned, attribute_tensors, slot_at
+from mtmc_lsp.capture.worker.modules.members import access_of
 from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
 from mtmc_lsp.capture.worker.regions.region_errors import refuse_shared_memory
-from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
+from mtmc_lsp.capture.worker.side_effects import Snapshot
 from mtmc_lsp.capture.worker.tracing.local_modes import CallCounter, under_local_modes
 from mtmc_lsp.capture.worker.tracing.size_forms import GradientForms
 from mtmc_lsp.core.errors import Location, TargetUnsupported
@@ -37,7 +38,7 @@ more on a GPU. Networks call some thousands at most."""
 def buffers(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
     """The buffers of the call's module, without state tensors, which are arguments of the call."""
     named = call.instance.named_buffers() if call.instance is not None else iter(())
-    return ((name, buffer) for name, buffer in named if access_of(name) not in call.accesses)
+    return ((name, buffer) for name, buffer in named if access_of(call.instance, name) not in call.accesses)
 
 
 def call_slots(call: Call) -> list[TensorSlot]:

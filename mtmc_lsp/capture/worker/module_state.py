@@ -7,13 +7,15 @@ pure function, so its graph can be captured and every call can be repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.side_effects import access_of
+from mtmc_lsp.capture.accesses import is_attribute_name, steps, words
+from mtmc_lsp.capture.worker.modules.members import access_of, member_of
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.workload import StateTensor, Target
+from mtmc_lsp.core.workload import StateTensor, Target, Workload
 
 AttributeSlot = tuple[dict[str, Any], str]
 """The dictionary of a module that holds an attribute, and the name of the attribute."""
@@ -29,13 +31,25 @@ class StateFound(Exception):
 
 def state_tensor(access: str, value: torch.Tensor) -> StateTensor:
     """The state tensor for an attribute with this value."""
-    name = "_".join(access.removeprefix("self.").replace("[", ".").replace("]", "").split("."))
+    name = words(access)
+    name = name if is_attribute_name(name) else f"state_{name}"
     return StateTensor(name, access, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+
+
+def with_other_names(workload: Workload, tensors: Sequence[StateTensor]) -> tuple[StateTensor, ...]:
+    """The workload's state tensors and further ones, which get names that no argument and no other state tensor has."""
+    result = list(workload.state)
+    for item in tensors:
+        name, used = item.name, {*(argument.name for argument in workload.arguments), *(other.name for other in result)}
+        while name in used:
+            name += "_"
+        result.append(replace(item, name=name))
+    return tuple(result)
 
 
 def attribute_slot(instance: torch.nn.Module, access: str) -> AttributeSlot:
     """The slot of ``self.cell.hidden``: in the module's buffers or its ``__dict__``."""
-    *path, name = access.removeprefix("self.").replace("[", ".").replace("]", "").split(".")
+    *path, name = (str(step.key) for step in steps(access))
     owner = instance.get_submodule(".".join(path))
     return (owner._buffers if name in owner._buffers else owner.__dict__), name
 
@@ -100,9 +114,10 @@ def non_parameter_tensors(instance: torch.nn.Module | None) -> dict[str, torch.T
     """The tensors in the attributes and buffers of a module and its submodules, by access, without parameters."""
     tensors: dict[str, torch.Tensor] = {}
     for name, module in instance.named_modules() if instance is not None else ():
+        access = access_of(instance, name)
         for attribute, value in {**module.__dict__, **module._buffers}.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{access_of(name)}.{attribute}"] = value
+                tensors[member_of(access, module, attribute)] = value
     return tensors
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection, Iterable
 from types import FunctionType, ModuleType
 
 import torch
 
-from mtmc_lsp.capture.worker.side_effects import access_of
+from mtmc_lsp.capture.accesses import owner_of, prefixes
+from mtmc_lsp.capture.worker.modules.members import access_of
 from mtmc_lsp.core.graph import ModuleHook, UsedModule
 
 HOOKS_OF_PARAMETERS = "torch.nn.utils."
@@ -31,17 +31,28 @@ def used_modules(
     if instance is None:
         return ()
     accesses = {"self"}
-    for access in (*called, *(re.sub(r"(\.\w+|\[\d+\])$", "", access) for access in read)):
-        accesses |= {access[: end.start()] for end in re.finditer(r"[.\[]|$", access)}
+    for access in (*called, *map(owner_of, read)):
+        accesses |= {*prefixes(access)}
     modules = []
     for name, module in instance.named_modules():
-        access = access_of(name)
+        access = access_of(instance, name)
         kind = class_name(type(module), file)
         if access in accesses and kind:
-            length = len(module) if isinstance(module, CONTAINERS) else None
+            length = len(module) if isinstance(module, (*CONTAINERS, torch.nn.ParameterList)) else None
             # The target's own hooks run outside of it.
-            modules.append(UsedModule(access, kind, length, _hooks_of(module, file) if access != "self" else ()))
+            hooks = _hooks_of(module, file) if access != "self" else ()
+            modules.append(UsedModule(access, kind, length, hooks, _keys_of(module)))
     return tuple(modules)
+
+
+def _keys_of(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """The names of a container's items, which a loop reads in their order; ``None`` if they are only numbers."""
+    if isinstance(module, torch.nn.ParameterDict):
+        return tuple(module.keys())
+    if not isinstance(module, CONTAINERS):
+        return None
+    keys = tuple(module._modules)
+    return keys if keys != tuple(map(str, range(len(keys)))) else None
 
 
 def _hooks_of(module: torch.nn.Module, file: ModuleType) -> tuple[ModuleHook, ...]:
@@ -91,8 +102,8 @@ def aliases_in(instance: torch.nn.Module | None, used: Collection[str]) -> tuple
         is_inside = f"{aliases.get(parent, parent)}.{attribute}".removeprefix(".") == earlier
         if earlier != name:
             aliases[name] = earlier
-        if earlier != name and not is_inside and access_of(earlier) in used:
-            result.append((access_of(name), access_of(earlier)))
+        if earlier != name and not is_inside and access_of(instance, earlier) in used:
+            result.append((access_of(instance, name), access_of(instance, earlier)))
     return tuple(result)
 
 

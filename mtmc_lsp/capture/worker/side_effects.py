@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.worker.modules.members import access_of, member_of
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Target
@@ -122,7 +123,7 @@ def recording_attribute_uses(instance: torch.nn.Module | None, path: str) -> Ite
     originals = {name: (module, type(module)) for name, module in instance.named_modules()}
     settings: list[tuple[Any, type]] = []
     for name, (module, kind) in originals.items():
-        access = access_of(name)
+        access = access_of(instance, name)
         settings += _record_settings(module, access, uses, {id(item) for item, _ in settings})
         module.__class__ = _recording_class(kind, access, uses, path)
     try:
@@ -132,17 +133,6 @@ def recording_attribute_uses(instance: torch.nn.Module | None, path: str) -> Ite
             module.__class__ = kind
         for item, kind in settings:
             object.__setattr__(item, "__class__", kind)
-
-
-def access_of(name: str) -> str:
-    """Python expression for the name of a module, parameter or buffer: ``layers.0.weight`` is ``self.layers[0].weight``."""
-    parts = ["self", *(name.split(".") if name else [])]
-    return ".".join(part if not part.isdigit() else f"[{part}]" for part in parts).replace(".[", "[")
-
-
-def member_of(access: str, name: str) -> str:
-    """Python expression for an attribute; those of module and parameter lists have numbers as names, and are items."""
-    return f"{access}[{name}]" if name.isdigit() else f"{access}.{name}"
 
 
 def _record_settings(
@@ -165,7 +155,7 @@ def _record_settings(
         ):
             continue
         try:
-            object.__setattr__(value, "__class__", _recording_settings(kind, member_of(access, name), uses))
+            object.__setattr__(value, "__class__", _recording_settings(kind, member_of(access, module, name), uses))
         except Exception:
             # Objects of built-in classes or with slots keep their class, and a user's metaclass can refuse any subclass with
             # any exception. Their reads are not recorded.
@@ -178,7 +168,7 @@ def _recording_settings(kind: type, access: str, uses: AttributeUses) -> type:
     def __getattribute__(self: Any, name: str) -> Any:
         value = super(type(self), self).__getattribute__(name)
         if not name.startswith("_"):
-            uses.record_read(member_of(access, name), value)
+            uses.record_read(member_of(access, self, name), value)
         return value
 
     return type(kind.__name__, (kind,), {"__getattribute__": __getattribute__, "__module__": kind.__module__})
@@ -191,23 +181,23 @@ def _recording_class(kind: type, access: str, uses: AttributeUses, path: str) ->
             uses.called.add(access)
         members = object.__getattribute__(self, "__dict__")
         if not name.startswith("_") and (name in members or _is_class_value(kind, name)):
-            uses.record_read(member_of(access, name), value)
+            uses.record_read(member_of(access, self, name), value)
         if isinstance(value, torch.Tensor):
-            uses.tensors.add(member_of(access, name))
+            uses.tensors.add(member_of(access, self, name))
         return value
 
     def __getattr__(self: Any, name: str) -> Any:
         # Reads of parameters, buffers and modules. One that is None (`bias=False`) decides what is computed.
         value = super(type(self), self).__getattr__(name)
         if value is None:
-            uses.record_read(member_of(access, name), value)
+            uses.record_read(member_of(access, self, name), value)
         elif isinstance(value, torch.Tensor):
-            uses.tensors.add(member_of(access, name))
+            uses.tensors.add(member_of(access, self, name))
         return value
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         # `self.mean += x` assigns the tensor that it changed in place, which the trace contains. `__class__` is ours.
-        full, read = member_of(access, name), set(uses.tensors)
+        full, read = member_of(access, self, name), set(uses.tensors)
         is_same = isinstance(value, torch.Tensor) and value is getattr(self, name, None)
         uses.tensors &= read
         if not is_same and not name.startswith("__") and not _is_of_torch(kind, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mtmc_lsp.capture.accesses import prefixes, quoted, steps
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 
 
@@ -45,8 +46,7 @@ def attribute_conditions(graph: Graph, names: Mapping[str, str]) -> Iterator[str
 
 def _optional(access: str) -> str:
     """Python for a path whose attributes may be missing. Items exist, since their container is checked before."""
-    owner, item, attributes = access.rpartition("]")
-    text = owner + item or "self"
-    for name in attributes.removeprefix("self").split(".")[1:]:
-        text = f'getattr({text}, "{name}", None)'
+    text = ""
+    for path, step in zip(prefixes(access), [None, *steps(access)], strict=True):
+        text = f"getattr({text}, {quoted(str(step.key))}, None)" if step is not None and not step.is_item else path
     return text

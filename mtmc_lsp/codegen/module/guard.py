@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from mtmc_lsp.capture.accesses import is_indexed, is_of_module, owner_of, quoted, steps
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text
 from mtmc_lsp.codegen.module.attribute_inputs import attribute_conditions, may_be_elsewhere, tensor_text
 from mtmc_lsp.codegen.module.conditions.tensors import CONTINUED, group_checks, shapes, size_text
@@ -26,6 +27,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 from mtmc_lsp.codegen.module.module_lookups import (
     LEAST_MODULES_IN_GROUP,
     cache_lookups,
+    has_items,
     module_lists,
     parts,
     unchanged_modules,
@@ -127,7 +129,7 @@ def write_guard(
     tensors = [tensor_text(graph, item, names) for item in graph.inputs]
     values = _values(graph)
     # Check the module structure first: a different structure may lack the tensors that are read below.
-    module_values = [text for access, text in values if access.startswith("self.")]
+    module_values = [text for access, text in values if is_of_module(access)]
     unpacked = unpacked or Unpacking()
     attributes = attribute_conditions(graph, names)
     structure = _structure(
@@ -151,7 +153,7 @@ def write_guard(
     conditions += _gradient_conditions(graph, tensors, trained, traced)
     conditions += _inspected_only(graph, texts)
     conditions += _no_overlap(graph, names)
-    conditions += [text for access, text in values if not access.startswith("self.")]
+    conditions += [text for access, text in values if not is_of_module(access)]
     conditions += [f"isinstance({access}, bool)" for access in graph.free_flags]
     conditions += number_conditions(graph)
     conditions += [rename_symbols(text, texts) for text in of_sizes if not names_in(text) <= texts.keys()]
@@ -247,9 +249,9 @@ def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
     """For each submodule and tensor access, the dictionary of its parent module that stores it."""
     lists = module_lists(graph.modules) if _has_many_tensors(graph) else ()
     accesses = [item.access for item in graph.modules]
-    named = [access for access in accesses if not access.endswith("]") or access.rpartition("[")[0] in lists]
+    named = [access for access in accesses if not is_indexed(access) or owner_of(access) in lists]
     stores = {tuple(parts(access)): "_modules" for access in named}
-    tensors = [item for item in graph.inputs if item.kind in STORES and not item.access.endswith("]")]
+    tensors = [item for item in graph.inputs if item.kind in STORES and not is_indexed(item.access)]
     return stores | {tuple(parts(item.access)): STORES[item.kind] for item in tensors}
 
 
@@ -269,6 +271,7 @@ def _structure(
     # The module's own hooks have already run when this code executes; only its class and values need checks.
     same_class = f"{HAS_CLASS}(self, {{kind}})" if is_trained else "type(self) is {kind}"
     conditions = [same_class.format(kind=item.kind) for item in graph.modules if item.access == "self"]
+    conditions += [condition for item in graph.modules if item.access == "self" for condition in has_items(item)]
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
     submodules = [item for item in graph.modules if item.access != "self"]
     conditions += unchanged_modules(submodules, in_groups=_has_many_tensors(graph))
@@ -294,9 +297,11 @@ def _inspected_only(graph: Graph, texts: dict[str, str]) -> list[str]:
     conditions = []
     for item in graph.unread_inputs:
         access, kind = item.access, item.type
-        owner, _, name = access.rpartition(".")
+        *_, last = steps(access) or [None]
         # Another instance of the class may not have the attribute.
-        read = f'getattr({owner}, "{name}", None)' if owner and name.isidentifier() else access
+        read = access
+        if last is not None and not last.is_item:
+            read = f"getattr({owner_of(access)}, {quoted(str(last.key))}, None)"
         conditions.append(f"isinstance({read}, torch.Tensor)")
         conditions.append(f"{access}.device == tensors[0].device")
         conditions.append(f"{access}.dtype == torch.{kind.dtype}")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 
+from mtmc_lsp.capture.accesses import PATH, is_indexed, is_of_module, owner_of, prefixes, quoted, steps, words
 from mtmc_lsp.codegen.kernel.snippets import call_text
 from mtmc_lsp.codegen.module.guard_helpers import ARE_UNCHANGED_MODULES, HAS_CAPTURED_HOOKS, IS_UNCHANGED_MODULE
 from mtmc_lsp.codegen.module.naming import identifier
 from mtmc_lsp.core.graph import ModuleHook, UsedModule
 
-PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
-"""An attribute or item path that starts at ``self``."""
 LEAST_MODULES_IN_GROUP = 3
 """Minimum number of modules that one helper checks together."""
 
@@ -32,7 +32,7 @@ def cache_lookups(
     """
     # Avoid names of functions and classes in the statements, such as ``type``, ``all`` or ``Block``.
     used_names = {*parameters, *re.findall(r"(?<![\w.])[A-Za-z_]\w*", text)}
-    cacheable = {tuple(parts(access)) for access in accesses if access.startswith("self.")}
+    cacheable = {tuple(parts(access)) for access in accesses if is_of_module(access)}
     counts: dict[tuple[str, ...], int] = {}
     for match in PATH.finditer(text):
         for prefix in _prefixes(parts(match.group())):
@@ -40,7 +40,7 @@ def cache_lookups(
     names: dict[tuple[str, ...], str] = {}
 
     def stored(path: tuple[str, ...]) -> str:
-        return f'.{stores[path]}.get("{path[-1].strip(".[]")}")'
+        return f".{stores[path]}.get({quoted(str(steps(path[-1])[0].key))})"
 
     def named(path: list[str]) -> str:
         if counts.get(tuple(path), 0) == 1 and tuple(path) in stores:
@@ -52,8 +52,8 @@ def cache_lookups(
         if prefix in names:
             return names[prefix] + remainder
         inner = named([*prefix[:-1]]) + (stored(prefix) if prefix in stores else prefix[-1])
-        name = identifier("_".join(re.findall(r"\w+", "".join(prefix[1:]))))
-        while name in used_names or name in names.values():
+        name = identifier(words("".join(prefix)))
+        while name in used_names or name in names.values() or keyword.iskeyword(name):
             name += "_"
         names[prefix] = name
         return f"({name} := {inner}){remainder}"
@@ -63,7 +63,7 @@ def cache_lookups(
 
 def parts(path: str) -> list[str]:
     """``self.a[0].b`` as ``self``, ``.a``, ``[0]``, ``.b``."""
-    return re.findall(r"^self|\.\w+|\[\d+\]", path)
+    return [prefixes(path)[0], *(step.text for step in steps(path))]
 
 
 def _prefixes(path: Sequence[str]) -> list[tuple[str, ...]]:
@@ -78,17 +78,19 @@ def unchanged_modules(modules: Sequence[UsedModule], *, in_groups: bool) -> list
     modules that earlier conditions accepted.
     """
     if not in_groups:
-        return [_is_unchanged(module) for module in modules]
+        return [condition for module in modules for condition in _of_module(module)]
     lists = module_lists(modules)
     groups: dict[tuple[int, str, int | None, str], list[UsedModule]] = {}
     for module in modules:
-        is_single = module.hooks or (module.length is not None and module.access not in lists)
+        is_single = (
+            module.hooks or module.keys is not None or (module.length is not None and module.access not in lists)
+        )
         key = len(parts(module.access)), module.kind, module.length, module.access if is_single else ""
         groups.setdefault(key, []).append(module)
     conditions: list[str] = []
     for (_, kind, length, single), group in sorted(groups.items(), key=lambda item: item[0][0]):
         if single or (length is None and len(group) < LEAST_MODULES_IN_GROUP):
-            conditions += [_is_unchanged(module) for module in group]
+            conditions += [condition for module in group for condition in _of_module(module)]
         else:
             indices = "None" if length is None else f"range({length})"
             accesses = [module.access for module in group]
@@ -98,8 +100,26 @@ def unchanged_modules(modules: Sequence[UsedModule], *, in_groups: bool) -> list
 
 def module_lists(modules: Sequence[UsedModule]) -> set[str]:
     """The accesses of the containers whose modules are read by their index, and whose indices a condition checks."""
-    indexed = {module.access.rpartition("[")[0] for module in modules if module.access.endswith("]")}
+    indexed = {owner_of(module.access) for module in modules if is_indexed(module.access)}
     return {module.access for module in modules if module.length is not None and not module.hooks} & indexed - {"self"}
+
+
+def _of_module(module: UsedModule) -> list[str]:
+    """The conditions that a submodule runs the captured code, and that a container has the captured items."""
+    return [_is_unchanged(module), *([_has_keys(module)] if module.keys is not None else [])]
+
+
+def has_items(module: UsedModule) -> list[str]:
+    """The condition that the target's module, if it is a container, has the captured items."""
+    if module.keys is not None:
+        return [_has_keys(module)]
+    return [f"len({module.access}) == {module.length}"] if module.length is not None else []
+
+
+def _has_keys(module: UsedModule) -> str:
+    """The condition that the items of a container have the captured names, in this order."""
+    names = f"{module.access}.keys()" if module.length is None else f"{module.access}._modules"
+    return f"[*{names}] == {list(module.keys or ())!r}"
 
 
 def _is_unchanged(module: UsedModule) -> str:

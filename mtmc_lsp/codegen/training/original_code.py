@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from mtmc_lsp.capture.accesses import dotted, quoted
 from mtmc_lsp.codegen.kernel.snippets import call_text, literal, tuple_text
 from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.core.graph import Graph, InputKind
@@ -130,11 +131,11 @@ class OriginalCode:
             return [f"return {self.call}"]
         names = self.launcher.input_names
         replaced = {
-            _dotted(item.access): names[item.name]
+            dotted(item.access): names[item.name]
             for item in self.graph.inputs
             if item.kind in (InputKind.PARAMETER, InputKind.BUFFER)
         }
-        items = ", ".join(f'"{path}": {name}' for path, name in replaced.items())
+        items = ", ".join(f"{quoted(path)}: {name}" for path, name in replaced.items())
         if not items:
             return [f"return {self.call}"]
         return [
@@ -205,11 +206,6 @@ def _value(argument: CapturedArgument, names: Mapping[str, str], numbers: Mappin
     if container.class_name:
         raise KeyError(container.class_name)
     return container.expression([_value(item, names, numbers) for item in argument.items])
-
-
-def _dotted(access: str) -> str:
-    """The name of a module's tensor from its access: ``layers.0.weight`` from ``self.layers[0].weight``."""
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", access.removeprefix("self."))
 
 
 def helpers_in(text: str) -> Collection[str]:

@@ -321,7 +321,9 @@ def _changed_module(node: ast.expr, kind_node: ast.expr, scope: Scope) -> str:
 
 
 def _other_length(node: ast.expr, length: int, scope: Scope) -> str:
-    return f"{scope.text(node)} has {len(scope.value(node))} modules; {MADE_FOR} {length}"
+    container = scope.value(node)
+    items = "parameters" if type(container).__name__ == "ParameterList" else "modules"
+    return f"{scope.text(node)} has {len(container)} {items}; {MADE_FOR} {length}"
 
 
 def _other_hooks(condition: ast.Call, scope: Scope) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.accesses import dotted
 from mtmc_lsp.capture.worker.arguments.containers import made
 from mtmc_lsp.capture.worker.arguments.values import argument_values, resolve, resolve_class
 from mtmc_lsp.capture.worker.autocast.regions import under_autocast
@@ -23,7 +24,7 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, ContainerKind, Target, TargetKind
 from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
-from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, replace_tensor, reusing, slots_of
+from mtmc_lsp.verify.worker.inputs import prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from mtmc_lsp.verify.worker.observation.kept_state import kept_state

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.accesses import dotted
 from mtmc_lsp.capture.index_bounds import IndexBounds, index_bounds
 from mtmc_lsp.capture.worker.arguments.strided_tensors import filled, laid_out
 from mtmc_lsp.capture.worker.arguments.values import random_values
@@ -307,11 +308,6 @@ def reusing(capture: Capture) -> Callable[..., torch.nn.Module]:
     """A constructor of instances whose captured parameters and buffers are only read, or replaced."""
     held = [item.access for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
     return functools.partial(instance_of, replaced=[dotted(access) for access in held])
-
-
-def dotted(access: str) -> str:
-    """The name of a module's tensor in torch: ``layers.0.weight`` for ``self.layers[0].weight``."""
-    return access.removeprefix("self.").replace("[", ".").replace("]", "")
 
 
 def slots_of(instance: torch.nn.Module) -> dict[int, list[AttributeSlot]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mtmc_lsp.capture.accesses import dotted
 from mtmc_lsp.capture.worker.autocast import gpu_rules
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind
@@ -16,7 +17,6 @@ from mtmc_lsp.process.project_files import make_folder, writing
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS
 from mtmc_lsp.verify.messages import NO_ARGUMENTS, CandidateSource, ReproduceAnswer, ReproduceRequest
-from mtmc_lsp.verify.worker.inputs import dotted
 from mtmc_lsp.verify.worker.interpreter import bfloat16, patches
 from mtmc_lsp.verify.worker.interpreter.source import GPU_TO_CPU
 from mtmc_lsp.verify.worker.reference_commands import inputs_of

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,13 +13,12 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.side_effects import access_of
+from mtmc_lsp.capture.accesses import STORES, prefixes, steps
+from mtmc_lsp.capture.worker.modules.members import access_of, member_of
 from mtmc_lsp.core.graph import TensorContainer
 
 DEPTH = 3
 """Levels of containers and objects that are searched below an attribute."""
-STEP = re.compile(r"\.(\w+)|\[(-?\d+|'[^']*')\]")
-"""One step of a path: an attribute, or an item of a container."""
 OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has."""
 
@@ -74,7 +72,7 @@ def attribute_tensors(instance: torch.nn.Module | None) -> list[TensorSlot]:
     slots: list[TensorSlot] = []
     for name, module in instance.named_modules():
         for attribute in [key for key in vars(module) if key not in OF_TORCH]:
-            slots += _slots(f"{access_of(name)}.{attribute}", vars(module), attribute, DEPTH)
+            slots += _slots(member_of(access_of(instance, name), module, attribute), vars(module), attribute, DEPTH)
     return [slot for slot in slots if id(slot.value) not in registered]
 
 
@@ -85,11 +83,11 @@ def _slots(access: str, holder: Any, key: Any, depth: int) -> Iterator[TensorSlo
     elif isinstance(value, (list, tuple, dict)) and depth:
         items = _TupleItems(holder, key) if isinstance(value, tuple) else value
         for item in value if isinstance(value, dict) else range(len(value)):
-            if type(item) in (int, str) and "'" not in str(item):
+            if type(item) in (int, str):
                 yield from _slots(f"{access}[{item!r}]", items, item, depth - 1)
     elif _is_plain_object(value) and depth:
         for name in list(vars(value)):
-            yield from _slots(f"{access}.{name}", vars(value), name, depth - 1)
+            yield from _slots(member_of(access, value, name), vars(value), name, depth - 1)
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -100,7 +98,12 @@ def _is_plain_object(value: Any) -> bool:
 
 def containers_of(instance: torch.nn.Module | None, accesses: Iterable[str]) -> tuple[TensorContainer, ...]:
     """The lists, tuples and dictionaries on the paths to these tensors, outer ones first."""
-    paths = {access[: end.start()]: None for access in accesses for end in re.finditer(r"\[", access)}
+    paths = {
+        path: None
+        for access in accesses
+        for path, step in zip(prefixes(access), steps(access), strict=False)
+        if step.is_item
+    }
     result = []
     for path in paths:
         value = slot_at(instance, path).value
@@ -117,20 +120,18 @@ def slot_at(instance: Any, access: str) -> TensorSlot:
     Raises:
         LookupError, AttributeError: there is nothing of this access.
     """
-    steps = [match[1] or match[2] for match in STEP.finditer(access)]
     holder: Any = {"self": instance}
     key: Any = "self"
-    for step in steps:
+    for step in steps(access):
         owner = holder[key]
         if isinstance(owner, torch.nn.Module):
             # Containers of modules and parameters name their items by number.
-            stores = (owner._parameters, owner._buffers, owner._modules)
-            holder, key = next((store for store in stores if step in store), vars(owner)), step
-        elif step.isidentifier():
-            holder, key = vars(owner), step
+            key = str(step.key)
+            holder = next((store for name in STORES if key in (store := getattr(owner, name))), vars(owner))
+        elif step.is_item:
+            holder, key = _TupleItems(holder, key) if isinstance(owner, tuple) else owner, step.key
         else:
-            holder = _TupleItems(holder, key) if isinstance(owner, tuple) else owner
-            key = step.strip("'") if step.startswith("'") else int(step)
+            holder, key = vars(owner), step.key
     return TensorSlot(access, holder, key)
 
 

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.rnn import RNNBase
 
-from mtmc_lsp.capture.worker.side_effects import access_of
+from mtmc_lsp.capture.worker.modules.members import access_of
 
 
 def without_irrelevant_values(instance: torch.nn.Module | None, reads: dict[str, object]) -> dict[str, object]:
@@ -21,7 +21,9 @@ def without_irrelevant_values(instance: torch.nn.Module | None, reads: dict[str,
         reads: values by access expression, for example ``self.layers[0].training``.
     """
     modules = instance.named_modules() if instance is not None else ()
-    irrelevant = {access_of(f"{name}.{attribute}") for name, module in modules for attribute in _irrelevant(module)}
+    irrelevant = {
+        f"{access_of(instance, name)}.{attribute}" for name, module in modules for attribute in _irrelevant(module)
+    }
     return {access: value for access, value in reads.items() if access not in irrelevant}
 
 

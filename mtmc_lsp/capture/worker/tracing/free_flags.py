@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.accesses import STORES
 from mtmc_lsp.capture.worker.calls import Call
-from mtmc_lsp.capture.worker.side_effects import AttributeUses, access_of, is_random, recording_attribute_uses
+from mtmc_lsp.capture.worker.modules.members import access_of
+from mtmc_lsp.capture.worker.side_effects import AttributeUses, is_random, recording_attribute_uses
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.graph import Graph
 
 MODE = "training"
-REGISTERED = ("_parameters", "_buffers", "_modules")
-"""Dictionaries of a module besides its attributes."""
 MAX_GROUPS = 3
 """Limit for the flags that are tried, since every combination of free flags is traced."""
 MAX_NODES = 50
@@ -127,7 +127,7 @@ def _is_mode_of_user(call: Call, access: str) -> bool:
 
 def _owner(call: Call, access: str) -> Any:
     assert call.instance is not None
-    modules = {access_of(name): module for name, module in call.instance.named_modules()}
+    modules = {access_of(call.instance, name): module for name, module in call.instance.named_modules()}
     return modules[access.removesuffix(f".{MODE}")]
 
 
@@ -135,7 +135,7 @@ def _owner(call: Call, access: str) -> Any:
 def _restored(call: Call) -> Iterator[None]:
     """Undo assignments to attributes of the call's module: in another mode, the target may keep state."""
     holders = [module.__dict__ for module in call.instance.modules()] if call.instance is not None else []
-    holders += [attributes[name] for attributes in holders for name in REGISTERED]
+    holders += [attributes[name] for attributes in holders for name in STORES]
     before = [dict(holder) for holder in holders]
     try:
         yield

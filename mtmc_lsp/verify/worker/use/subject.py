@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.accesses import dotted
 from mtmc_lsp.capture.worker.arguments.values import resolve, seed_torch
 from mtmc_lsp.capture.worker.autocast.regions import under_autocast
 from mtmc_lsp.capture.worker.calls import constructed, set_mode
@@ -29,7 +30,7 @@ from mtmc_lsp.verify.worker.callers import (
     module_of_candidate,
     passed_arguments,
 )
-from mtmc_lsp.verify.worker.inputs import dotted, prepared_call, read_tensor, replace_tensor, slots_of
+from mtmc_lsp.verify.worker.inputs import prepared_call, read_tensor, replace_tensor, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance
 from mtmc_lsp.verify.worker.run_target import copies
 from mtmc_lsp.verify.worker.values.float8 import reversed_and_scaled
