@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import exported_program
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mtmc_lsp.capture.worker.export_speedups import speed_up_export
 from mtmc_lsp.capture.worker.passes.decompositions import decompositions
+from mtmc_lsp.capture.worker.speedups.operators import speed_up_export
 
 MODULES = {
     "not decomposed": lambda x: torch.softmax(x, -1) + F.silu(x) @ x.mT,

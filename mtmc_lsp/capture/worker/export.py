@@ -24,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from mtmc_lsp.capture.result_structure import PLAIN, RESULTS, SIZES, structure_of, tensors_of
 from mtmc_lsp.capture.worker.arguments.strided_tensors import is_other_view
-from mtmc_lsp.capture.worker.export_speedups import speed_up_export
 from mtmc_lsp.capture.worker.graph_reader import (
     LINE_MARK,
     InputTensor,
@@ -41,6 +40,8 @@ from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
 from mtmc_lsp.capture.worker.passes.gradients import GradientTrace, backward_decompositions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import CONSTANT, Cause, Dimension, NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
+from mtmc_lsp.capture.worker.speedups.operators import speed_up_export
+from mtmc_lsp.capture.worker.speedups.repeated_nodes import decomposed
 from mtmc_lsp.capture.worker.tracing.local_modes import AboveAutograd
 from mtmc_lsp.capture.worker.tracing.selections import UnknownSize, require_no_selection
 from mtmc_lsp.capture.worker.tracing.size_forms import GradientForms
@@ -261,7 +262,9 @@ def export_graph(
             continue
         if not non_polynomial:
             # Decomposition takes longer than the export, so it runs only if all remaining symbolic sizes are supported.
-            expanded = _expanded(program, target, is_below_autograd=flat.is_below_autograd)
+            # Strides of windows are compared as torch writes them where sizes of images may not vary.
+            by_node = windows_vary and not flat.is_below_autograd
+            expanded = _expanded(program, target, is_below_autograd=flat.is_below_autograd, by_node=by_node)
             reader = Reader(expanded, inputs, variables, target, flat.returns, written, questions, sizes, gradients)
             non_polynomial = reader.non_polynomial_symbols()
         if not non_polynomial:
@@ -317,14 +320,18 @@ def _size_notes(
             yield f"{name} {limit}, because {why}"
 
 
-def _expanded(program: Any, target: Target, *, is_below_autograd: bool) -> Any:
-    """Decompose an exported program into functional operators, and some operators into simpler ones."""
+def _expanded(program: Any, target: Target, *, is_below_autograd: bool, by_node: bool = False) -> Any:
+    """Decompose an exported program into functional operators, and some operators into simpler ones.
+
+    Args:
+        by_node: whether large graphs may be decomposed node by node.
+    """
     with _recording_lines(target.path), torch.no_grad():
         try:
             remove_dead_traces(program.graph)
-            expanded = program.run_decompositions(
-                decompositions() | (backward_decompositions() if is_below_autograd else {})
-            )
+            table = decompositions() | (backward_decompositions() if is_below_autograd else {})
+            expanded = decomposed(program, table) if by_node else None
+            expanded = expanded or program.run_decompositions(table)
             split_complex_values(expanded.graph)
             return expanded
         except Exception as error:

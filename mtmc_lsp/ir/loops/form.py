@@ -79,10 +79,10 @@ def loop_form(node: Node, graph: Graph, results: tuple[Ref, ...]) -> LoopForm:
     """
     from mtmc_lsp.ir.loops.blocks import block_form
     from mtmc_lsp.ir.loops.cells import cell_form, has_products
-    from mtmc_lsp.ir.lower import lower
+    from mtmc_lsp.ir.lower import lower_once
 
     assert node.loop is not None
-    ir = lower(node.loop.body(graph))
+    ir = lower_once(node.loop.body(graph))
     if opaque := sorted(ir.opaque):
         raise CannotFuse(f"{ir.graph.node(opaque[0]).op} in the loop stays a torch call")
     try:

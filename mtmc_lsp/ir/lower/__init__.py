@@ -137,9 +137,7 @@ class Call:
         return CannotLower(f"{self.node.op}: {why}")
 
 
-@lru_cache(maxsize=64)
-def _lower(graph_box: GraphBox) -> KernelIR:
-    graph = graph_box.graph
+def _lower(graph: Graph) -> KernelIR:
     builder = Builder(graph)
     opaque: set[str] = set()
     counters, tables = call_counters(graph), constant_tables(graph)
@@ -202,7 +200,17 @@ def _base(op: str) -> str:
 
 
 def lower(graph: Graph) -> KernelIR:
-    """The kernel IR of ``graph``; an operation without a lowering becomes ``OPAQUE``."""
+    """The kernel IR of ``graph``; an operation without a lowering becomes ``OPAQUE``. The IRs of the last graphs are kept."""
+    return _kept(GraphBox(graph))
+
+
+@lru_cache(maxsize=64)
+def _kept(graph_box: GraphBox) -> KernelIR:
+    return lower_once(graph_box.graph)
+
+
+def lower_once(graph: Graph) -> KernelIR:
+    """Like :func:`lower`, for one of thousands of graphs, which would displace the kept ones."""
     from mtmc_lsp.ir.lower import (  # noqa: F401 (registers the lowerings)
         convolution,
         loops,
@@ -218,4 +226,4 @@ def lower(graph: Graph) -> KernelIR:
         views,
     )
 
-    return _lower(GraphBox(graph))
+    return _lower(graph)

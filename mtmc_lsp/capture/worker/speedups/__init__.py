@@ -1,0 +1,1 @@
+"""Speeds up torch's export and decomposition of large graphs."""
