@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from mtmc_lsp.codegen.kernel.special_functions import SPECIAL_HELPERS
+
 HELPERS: dict[str, str] = {
     "_tanh": '''@triton.jit
 def _tanh(x):
@@ -298,9 +302,10 @@ def _scaled(size, exponent):
     second = ((exponent - half + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
     return size * first * second
 ''',
+    **SPECIAL_HELPERS,
 }
 
 
 def helpers_used(text: str) -> list[str]:
     """Names of the helper functions that ``text`` uses, in the order of ``HELPERS``."""
-    return [name for name in HELPERS if f"{name}(" in text or f", {name}" in text]
+    return [name for name in HELPERS if re.search(rf"(?<!\w){name}\(|, {name}\b", text)]

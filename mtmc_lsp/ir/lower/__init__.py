@@ -205,7 +205,6 @@ def lower(graph: Graph) -> KernelIR:
     """The kernel IR of ``graph``; an operation without a lowering becomes ``OPAQUE``."""
     from mtmc_lsp.ir.lower import (  # noqa: F401 (registers the lowerings)
         convolution,
-        loops,
         losses,
         matmul,
         normalisation,
@@ -215,6 +214,7 @@ def lower(graph: Graph) -> KernelIR:
         reductions,
         resampling,
         scatter,
+        special,
         views,
     )
 

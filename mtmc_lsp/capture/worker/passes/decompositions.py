@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 
 from mtmc_lsp.capture.worker.passes.draws import draw_decompositions
 from mtmc_lsp.capture.worker.passes.einsum import einsum_with_fallback
@@ -21,7 +22,9 @@ BY_TORCH = frozenset(
     "broadcast_tensors tile repeat_interleave meshgrid pixel_shuffle pixel_unshuffle channel_shuffle rot90 diff take_along_dim "
     "hstack vstack dstack column_stack fliplr flipud one_hot "
     "nansum count_nonzero std_mean isclose prelu glu logit frac logaddexp logaddexp2 heaviside xlogy deg2rad rad2deg sinc "
-    "special_entr special_xlog1py linspace "
+    "special_entr special_xlog1py special_xlogy special_logit special_sinc special_ndtr special_log_ndtr special_multigammaln "
+    "mvlgamma float_power isneginf isposinf row_stack linspace "
+    "fft_fftshift fft_ifftshift grid_sampler affine_grid_generator "
     "trapezoid cumulative_trapezoid linalg_norm linalg_matrix_norm nanmean aminmax block_diag "
     "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell multi_margin_loss".split()
 )
@@ -50,6 +53,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.addbmm.default] = _addbmm
     table[aten.eye.default] = table[aten.eye.m] = _eye
     table[aten._trilinear.default] = _trilinear
+    table[aten.ldexp.Tensor] = _ldexp
+    table |= get_decompositions([aten.grid_sampler_2d])
     table[aten._thnn_fused_gru_cell.default] = fused_gru_cell
     table[aten._thnn_fused_lstm_cell.default] = fused_lstm_cell
     return {**table, **draw_decompositions()}
@@ -116,6 +121,10 @@ def _biased(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 def wide(x: torch.Tensor) -> torch.Tensor:
     """The tensor in the dtype in which torch computes: float32 instead of 16 bits."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    return x * torch.pow(2.0, exponent)
 
 
 def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
