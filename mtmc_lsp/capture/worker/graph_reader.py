@@ -22,10 +22,11 @@ from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
     CONSTANT,
     WINDOWS,
     Cause,
+    constant_symbols,
     factors_of,
     is_symbol,
-    kernel_symbols,
     non_polynomials,
+    pooled_windows,
     simplified_stride,
     symbols_of,
     with_reduced_divisions,
@@ -224,10 +225,11 @@ class Reader:
                 causes[symbol] = known._replace(factor=math.lcm(known.factor, factor))
 
         for node in self.program.graph.nodes:
-            for symbol in kernel_symbols(node):
+            for symbol in constant_symbols(node):
                 causes[symbol] = Cause(CONSTANT, str(node.target), line_of(node))
             raw_strides, value = not self.free.windows_vary, node.meta.get("val")
-            for expression in non_polynomials(value, node.target, numbers=True, raw_strides=raw_strides):
+            expressions = non_polynomials(value, node.target, numbers=True, raw_strides=raw_strides)
+            for expression in (*expressions, *pooled_windows(node)):
                 add(expression, str(node.target), line_of(node))
         for guard in self._guards:
             text = str(guard.expression)
