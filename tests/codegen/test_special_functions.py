@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 
 from tests.codegen.checker import Checker, greedy
 from tests.codegen.test_families import left_to_torch
@@ -56,6 +59,22 @@ def test_polynomials_of_special_values_match_pytorch(checker: Checker) -> None:
 def test_kernels_of_special_functions_compile(checker: Checker, table: dict[str, str]) -> None:
     capture = checker.capture(shown(f"{', '.join(table.values())},", {"x": special("f32")}, "f32"))
     assert checker.compile_errors(capture, greedy(capture, {})) == []
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_samples_at_positions_beyond_all_images_match_pytorch(checker: Checker, mode: str, padding: str) -> None:
+    places = torch.tensor([0.0, 1e-4, -0.3, 1.0, 1.2, -7.5, 1e6, math.inf, -math.inf, math.nan])
+    grid = torch.cartesian_prod(places, places).reshape(1, 10, 10, 2)
+    grid = grid if padding == "zeros" and mode == "bilinear" else grid.nan_to_num(0.0, 30.0, -30.0)
+    image = torch.randn(1, 2, 4, 5, generator=torch.Generator().manual_seed(3))
+    image[0, 0, 0, 0] = math.inf
+    call = f"F.grid_sample(x, g, {mode!r}, {padding!r}, align_corners=False)"
+    text = f"import torch\nimport torch.nn.functional as F\n\n# mtmc: x=f32[1,2,4,5] g=f32[1,N,10,2] N=10\ndef f(x, g):\n    return {call} * 2\n"
+    capture = checker.capture(text)
+    (result,) = checker.results(capture, greedy(capture, {}), {"x": image, "g": grid})
+    expected = 2 * torch.nn.functional.grid_sample(image, grid, mode, padding, align_corners=False)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_special_functions_in_float64_stay_torch_calls(checker: Checker) -> None:
