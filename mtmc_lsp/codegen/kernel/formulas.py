@@ -88,6 +88,11 @@ def _remainder(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     return f"{a} % {b} + tl.where(({a} % {b} != 0) & (({a} < 0) != ({b} < 0)), {b}, 0)", SUM
 
 
+def _add(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    """A sum. The brackets of a sum of floats on the right stay: ``a + (b - c)`` is exact where b equals c, whatever a is."""
+    return f"{x[0].at(SUM)} + {x[1].at(SUM + 1 if is_float(dtype) else SUM)}", SUM
+
+
 def _logical(symbol: str) -> Formula:
     """Booleans are used directly; other values are compared with zero."""
 
@@ -134,7 +139,7 @@ SPECIAL_FUNCTIONS = (
 
 FORMULAS: dict[str, Formula] = {
     "cast": _cast,
-    "add": _infix("+", SUM, SUM),
+    "add": _add,
     "sub": _infix("-", SUM),
     "mul": _infix("*", PRODUCT),
     "div": _infix("/", PRODUCT),
