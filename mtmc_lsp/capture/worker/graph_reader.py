@@ -107,7 +107,7 @@ class Reader:
         self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         self.literals = self._literal_tensors(literal_names)
         if len(self.placeholders) != len(inputs):
-            raise self._foreign_tensor(0)
+            raise self._checked_result() or self._foreign_tensor(0)
         self.used_names = {item.name for item in inputs}
         """Names of inputs and nodes, to keep them distinct: an operator can have the name of an argument."""
         self.symbols_at: dict[tuple[int, int], set[str]] = {}
@@ -132,6 +132,18 @@ class Reader:
         }
         self.placeholders = [node for node in self.placeholders if node.name not in literals]
         return literals
+
+    def _checked_result(self) -> TargetUnsupported | None:
+        """The refusal of a library call that raises for some values; below autograd, its check is an operator by itself."""
+        for node in self.program.graph.nodes:
+            if str(node.target) == "with_effects" and str(node.args[1]) == "aten._linalg_check_errors.default":
+                name = f"torch.{str(node.args[3]).removeprefix('torch.')}"
+                return TargetUnsupported(
+                    f"{self.target.qualname} calls {name}, which raises for some values of its tensor; {name}_ex does not",
+                    where=Location(self.target.path, line_of(node) or self.target.start_line),
+                    remedy=f"Call {name}_ex, which returns the error.",
+                )
+        return None
 
     def _foreign_tensor(self, line: int) -> TargetUnsupported:
         return TargetUnsupported(
