@@ -7,6 +7,7 @@ parameters: ``position_embeddings[0]``, ``batch['mask']``, ``config.weight``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -273,6 +274,18 @@ class Workload:
         return self.source is WorkloadSource.GET_INPUTS and self.module.training is None
 
 
+TORCH_NAME = re.compile(r"torch\.[a-z]\w*")
+"""The text of a dtype, a layout or a memory format, such as ``torch.float32``."""
+
+
+def is_torch_name(constant: object) -> bool:
+    """Whether the constant of an argument is a dtype, a layout or a memory format, stored as its text.
+
+    Calls with a string of that form are not captured.
+    """
+    return isinstance(constant, str) and TORCH_NAME.fullmatch(constant) is not None
+
+
 @dataclass(frozen=True)
 class CapturedArgument:
     """An argument of the captured call, recorded so that it can be generated with other shapes."""
@@ -282,7 +295,7 @@ class CapturedArgument:
     input: str | None = None
     """Name of the graph input if this is a tensor, else ``None``."""
     constant: object = None
-    """Value if it is neither a tensor nor a container."""
+    """Value if it is neither a tensor nor a container; see :func:`is_torch_name`."""
     keyword: bool = False
     """Whether it must be passed by keyword."""
     low: float | None = None

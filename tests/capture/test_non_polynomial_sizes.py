@@ -79,6 +79,9 @@ def test_a_data_dependent_branch_is_refused() -> None:
         ("x.unfold(1, 8, 4).sum(-1)", "T must be a multiple of 4, because of line 4: `y = {}`"),
         ("x[:, x.shape[1] // 2 :] * 2", "T is fixed at 32, because of line 4: `y = {}`"),
         ("x[:, 1:] - x[:, :-1]", ""),
+        ("torch.adaptive_avg_pool1d(x, 4)", "T must be a multiple of 4, because of line 4: `y = {}`"),
+        ("torch.adaptive_avg_pool1d(x, 5)", "T is fixed at 32, because of line 4: `y = {}`"),
+        ("torch.adaptive_avg_pool1d(x, 1)", ""),
         (
             "x.view(-1, 8) if x.shape[1] == 32 else x * 2",
             "T is fixed at 32, because torch traced the target for this value only",

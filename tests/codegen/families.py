@@ -22,6 +22,12 @@ POINTWISE = {
     "dropout by seed": "x: F.dropout(x, 0.3) * 2",
     "angles": "x, y: torch.atan2(x, y) * torch.asin(torch.tanh(x)) + torch.acos(torch.tanh(y))",
     "signs": "x, y: torch.copysign(x, y) * torch.sgn(y) + torch.frac(x) + torch.logit(torch.sigmoid(x))",
+    "gamma functions": "x, y: torch.lgamma(x) * 0.1 + torch.digamma(x.abs() + 1) + torch.polygamma(1, y.abs() + 1)",
+    "inverse errors": "x: torch.erfinv(torch.tanh(x)) + torch.special.ndtri(torch.sigmoid(x)) + torch.special.log_ndtr(x)",
+    "modified Bessel functions": "x: torch.i0(x) + torch.special.i0e(x) + torch.special.i1(x) - torch.special.i1e(x)",
+    "Bessel functions": "x: torch.special.bessel_j0(x.float()) + torch.special.bessel_j1(x.float() * 4)",
+    "polynomials": "x: torch.special.chebyshev_polynomial_t(x.float(), 5) + torch.special.legendre_polynomial_p(x.float(), 3)",
+    "sign bits": "x, y: torch.where(torch.signbit(x * y), torch.angle(x), torch.ldexp(y, torch.sign(x)))",
     "decimals": "x: torch.round(x * 2, decimals=2)",
     "positions": "x: x + torch.arange(7, device=x.device) * torch.linspace(0, 1, 7, device=x.device)",
 }
@@ -47,6 +53,8 @@ VIEWS = {
     "blocks": "x, y=F[2,3]: torch.block_diag(x[0] * 2, y)",
     "columns": "x: torch.column_stack((x[:, 0] * 2, x[:, 1, 0]))",
     "long identity": "x=F[300,7]: torch.eye(300, dtype=x.dtype, device=x.device) @ x + torch.eye(300, 7, dtype=torch.bool, device=x.device)",
+    "shifted spectra": "x: torch.fft.fftshift(x * 2) + torch.fft.ifftshift(x, dim=1)",
+    "shifted spectra of named sizes": "x=F[B,B]: torch.fft.fftshift(x * 2, dim=1)",
     "outer": "a=F[B], b=F[9]: torch.outer(a, b) + 1",
 }
 REDUCTIONS = {
@@ -145,6 +153,7 @@ INDEXING = {
     "one element per row": "x, i=i64[B]@0..5: x[torch.arange(x.shape[0], device=x.device), i] * 2",
     "columns": "x, i=i64[4]@0..5: torch.index_select(x, 1, i).exp()",
     "take_along_dim": "x, i=i64[B,6,1]@0..6: torch.take_along_dim(x, i, 2)",
+    "filled": "x, i=i64[3]@-6..5: x.index_fill(1, i, 2.0) * 2",
     "one hot": "i=i64[B]@0..4, w=F[5]: F.one_hot(i, 5) * w",
 }
 ATTENTION = {
@@ -185,6 +194,8 @@ POOLING = {
     "global average": "x=F[B,2,5,6]: F.adaptive_avg_pool2d(x.exp(), 1)",
     "adaptive average": "x=F[B,2,4,6]: F.adaptive_avg_pool2d(x.exp(), (2, 3))",
     "adaptive average, unequal windows": "x=F[B,2,7,5]: F.adaptive_avg_pool2d(x.exp(), (4, 3))",
+    "adaptive average, windows of named sizes": "x=F[2,B,4*B,3*B]: F.adaptive_avg_pool2d(x.exp(), (4, 3))",
+    "adaptive max, windows of named sizes": "x=F[2,B,4*B]: F.adaptive_max_pool1d(x * 2, 4)",
     "adaptive max, unequal windows": "x=F[B,2,7,5]: F.adaptive_max_pool2d(x * 2, (3, 5))",
     "adaptive max": "x=F[B,2,8]: F.adaptive_max_pool1d(x * 2, 4) + 1",
     "global max": "x=F[B,2,5,6]: F.adaptive_max_pool2d(x.exp(), 1)",
@@ -194,6 +205,9 @@ POOLING = {
     "windows as columns": "x=F[B,3,5,6]: F.unfold(x * 2, (2, 3), dilation=(2, 1), padding=1, stride=2)",
 }
 RESAMPLING = {
+    "sampled at a grid": "x=F[B,3,5,6], g=F[B,4,3,2]: F.grid_sample(x, g, align_corners=False) * 2",
+    "sampled nearest, at the border": "x=F[B,3,5,6], g=F[B,4,3,2]: F.grid_sample(x, g, 'nearest', 'border', align_corners=True)",
+    "sampled, reflected": "x=F[B,3,5,6], g=F[B,4,3,2]: F.grid_sample(x, g, padding_mode='reflection', align_corners=False)",
     "nearest, doubled": "x=F[B,3,4,5]: F.interpolate(x * 2, scale_factor=2)",
     "nearest, to sizes": "x=F[B,3,8,6]: F.interpolate(x, size=(5, 13)).exp()",
     "nearest in 1d and 3d": "x=F[B,3,4,5,2]: F.interpolate(x, size=(6, 10, 3)) + F.interpolate(x[..., 0, 0], size=6)[..., None, None]",
@@ -235,7 +249,7 @@ LEFT_TO_TORCH = {
     "sorting": ("x: torch.sort(x * 2)[0]", "sort"),
     "scan with indices": ("x: torch.cummax(x * 2, -1)[0]", "cummax"),
     "scatter": ("x, i=i64[B,6,7]@0..6: torch.zeros_like(x).scatter(2, i, x * 2)", "scatter"),
-    "rare functions": ("x: torch.lgamma(x.abs() + 1) * 2", "lgamma"),
+    "rare functions": ("x: torch.special.zeta(x.abs() + 2, 3) * 2", "special_zeta"),
 }
 """Operations that stay torch calls while their surroundings are fused: good library calls and rare functions."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mtmc_lsp.codegen.kernel.formulas import render
 from mtmc_lsp.codegen.kernel.snippets import LINE, PRODUCT, Code, call_text
@@ -15,7 +16,7 @@ from mtmc_lsp.ir.regions import analyse
 from mtmc_lsp.schedule.configs import PrecisionMode
 from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.verify.cases import Case
-from tests.codegen.checker import Checker
+from tests.codegen.checker import Checker, greedy
 from tests.codegen.harness import fused, verified
 from tests.planning.situations import fully_fused, start
 
@@ -177,3 +178,11 @@ def test_an_index_may_be_split_into_parts_of_different_sizes(captured) -> None:
     """No part is taken for the values at the other one."""
     capture = captured(UNEVEN_PARTS, "f")
     assert verified(capture, fully_fused(capture, start(capture, UNEVEN_PARTS))).reason == ""
+
+
+def test_a_difference_is_computed_before_it_is_added(checker: Checker) -> None:
+    head = "import torch\n\n# mtmc: x=f32[N] y=f32[N] N=70\n"
+    capture = checker.capture(head + "def f(x, y):\n    return x + (y * 4096.0 - y.abs() * 4096.0)\n")
+    x, y = torch.linspace(-1e-3, 1e-3, 70), torch.linspace(1.0, 3.0, 70)
+    (result,) = checker.results(capture, greedy(capture, {}), {"x": x, "y": y})
+    assert torch.equal(result, x)

@@ -19,21 +19,21 @@ FLOATS = ("f32", "f16", "f64")
 INTEGERS = ("i32", "i64", "i16", "i8", "u8")
 
 
-def _calls(names: str, form: str) -> dict[str, str]:
+def calls(names: str, form: str) -> dict[str, str]:
     return {name: form.format(name) for name in names.split()}
 
 
 OF_ONE: dict[str, dict[str, str]] = {
     "powers and roots": {
-        **_calls("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal", "torch.{}(x)"),
+        **calls("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal", "torch.{}(x)"),
         **{f"power {n}": f"x ** {n}" for n in ("0", "2", "3", "4", "7", "-1", "-2", "0.5", "-0.5", "1.5")},
         "power of 2": "2.0 ** x",
         "power of -2": "(-2.0) ** x",
     },
-    "angles": _calls("sin cos tan atan asin acos sinh cosh tanh asinh acosh atanh sinc deg2rad", "torch.{}(x)"),
-    "errors": {**_calls("sigmoid erf erfc logit", "torch.{}(x)"), "entr": "torch.special.entr(x)"},
+    "angles": calls("sin cos tan atan asin acos sinh cosh tanh asinh acosh atanh sinc deg2rad", "torch.{}(x)"),
+    "errors": {**calls("sigmoid erf erfc logit", "torch.{}(x)"), "entr": "torch.special.entr(x)"},
     "roundings": {
-        **_calls(
+        **calls(
             "abs neg floor ceil trunc round sign sgn frac isnan isinf isfinite logical_not nan_to_num", "torch.{}(x)"
         ),
         "decimals": "torch.round(x, decimals=1)",
@@ -41,8 +41,8 @@ OF_ONE: dict[str, dict[str, str]] = {
         "as int32": "torch.nan_to_num(x, 0.0, 0.0, 0.0).clamp(-1e4, 1e4).to(torch.int32)",
     },
     "activations": {
-        **_calls("relu gelu silu mish elu selu celu softplus softsign hardswish hardsigmoid hardtanh relu6", "F.{}(x)"),
-        **_calls("hardshrink softshrink tanhshrink leaky_relu logsigmoid", "F.{}(x)"),
+        **calls("relu gelu silu mish elu selu celu softplus softsign hardswish hardsigmoid hardtanh relu6", "F.{}(x)"),
+        **calls("hardshrink softshrink tanhshrink leaky_relu logsigmoid", "F.{}(x)"),
         "gelu by tanh": "F.gelu(x, approximate='tanh')",
         "softplus, steep": "F.softplus(x, beta=3.0, threshold=5.0)",
         "threshold": "F.threshold(x, 0.5, 20.0)",
@@ -54,7 +54,7 @@ OF_ONE: dict[str, dict[str, str]] = {
 }
 OF_TWO: dict[str, dict[str, str]] = {
     "arithmetic": {
-        **_calls("add sub mul div rsub addcdiv addcmul", "torch.{}(x, y)"),
+        **calls("add sub mul div rsub addcdiv addcmul", "torch.{}(x, y)"),
         "addcdiv": "torch.addcdiv(x, x, y)",
         "addcmul": "torch.addcmul(y, x, torch.sign(x))",
         "lerp": "torch.lerp(x, y, 0.3)",
@@ -62,26 +62,26 @@ OF_TWO: dict[str, dict[str, str]] = {
         "lerp by a tensor": "torch.lerp(x, y, y)",
     },
     "quotients": {
-        **_calls("fmod remainder floor_divide", "torch.{}(x, y)"),
+        **calls("fmod remainder floor_divide", "torch.{}(x, y)"),
         "truncating": "torch.div(x, y, rounding_mode='trunc')",
         "flooring": "torch.div(x, y, rounding_mode='floor')",
     },
     "choices": {
-        **_calls("maximum minimum fmax fmin copysign heaviside", "torch.{}(x, y)"),
+        **calls("maximum minimum fmax fmin copysign heaviside", "torch.{}(x, y)"),
         "clamp": "torch.clamp(x, y, y + 1)",
         "where": "torch.where(x > y, x, y)",
     },
     "comparisons": {
-        **_calls("eq ne lt le gt ge isclose logical_and logical_or logical_xor", "torch.{}(x, y)"),
+        **calls("eq ne lt le gt ge isclose logical_and logical_or logical_xor", "torch.{}(x, y)"),
     },
     "functions": {
-        **_calls("atan2 hypot pow logaddexp logaddexp2 xlogy", "torch.{}(x, y)"),
+        **calls("atan2 hypot pow logaddexp logaddexp2 xlogy", "torch.{}(x, y)"),
         "xlog1py": "torch.special.xlog1py(x, y)",
     },
 }
 OF_INTEGERS: dict[str, str] = {
-    **_calls("abs neg sign square exp sqrt sigmoid tanh relu floor round logical_not reciprocal isnan", "torch.{}(x)"),
-    **_calls(
+    **calls("abs neg sign square exp sqrt sigmoid tanh relu floor round logical_not reciprocal isnan", "torch.{}(x)"),
+    **calls(
         "add sub mul div maximum minimum remainder floor_divide fmod eq lt ge logical_and logical_xor", "torch.{}(x, y)"
     ),
     "truncating": "torch.div(x, y, rounding_mode='trunc')",
@@ -123,32 +123,32 @@ OF_BOOLS: dict[str, str] = {
 }
 REDUCED: dict[str, dict[str, str]] = {
     "places": {
-        **_calls("argmax argmin amax", "x.{}(-1)"),
-        **_calls("max min", "*x.{}(-1)"),
+        **calls("argmax argmin amax", "x.{}(-1)"),
+        **calls("max min", "*x.{}(-1)"),
         "computed": "(x * 2).argmax(-1)",
         "kept": "*x.max(-1, keepdim=True)",
     },
-    "extremes": {**_calls("amax amin", "x.{}(-1)"), "aminmax": "*torch.aminmax(x, dim=-1)"},
-    "columns": {**_calls("argmax argmin", "x.{}(0)"), **_calls("max min", "*x.{}(0)")},
-    "all": {**_calls("argmax argmin max min", "x.{}()")},
-    "sums": {**_calls("sum prod mean any all nansum nanmean", "x.{}(-1)"), "count": "torch.count_nonzero(x, -1)"},
+    "extremes": {**calls("amax amin", "x.{}(-1)"), "aminmax": "*torch.aminmax(x, dim=-1)"},
+    "columns": {**calls("argmax argmin", "x.{}(0)"), **calls("max min", "*x.{}(0)")},
+    "all": {**calls("argmax argmin max min", "x.{}()")},
+    "sums": {**calls("sum prod mean any all nansum nanmean", "x.{}(-1)"), "count": "torch.count_nonzero(x, -1)"},
     "variances": {
-        **_calls("var std", "x.{}(-1)"),
+        **calls("var std", "x.{}(-1)"),
         "biased": "x.var(-1, correction=0)",
         "by 2": "x.std(-1, correction=2)",
     },
-    "exponentials": {"logsumexp": "x.logsumexp(-1)", **_calls("softmax log_softmax", "torch.{}(x, -1)")},
+    "exponentials": {"logsumexp": "x.logsumexp(-1)", **calls("softmax log_softmax", "torch.{}(x, -1)")},
     "norms": {"2": "x.norm(dim=-1)", "1": "x.norm(p=1, dim=-1)", "largest": "x.norm(p=float('inf'), dim=-1)"},
     **{name: {name: f"torch.{name}(x, -1)"} for name in ("cumsum", "cumprod", "logcumsumexp")},
 }
 REDUCED_INTEGERS: dict[str, dict[str, str]] = {
-    "places": {**_calls("argmax argmin", "x.{}(-1)"), **_calls("max min", "*x.{}(-1)")},
-    "columns": {**_calls("argmax argmin", "x.{}(0)"), **_calls("max min", "*x.{}(0)")},
-    "sums": {**_calls("sum prod amax amin any all", "x.{}(-1)"), "count": "torch.count_nonzero(x, -1)"},
+    "places": {**calls("argmax argmin", "x.{}(-1)"), **calls("max min", "*x.{}(-1)")},
+    "columns": {**calls("argmax argmin", "x.{}(0)"), **calls("max min", "*x.{}(0)")},
+    "sums": {**calls("sum prod amax amin any all", "x.{}(-1)"), "count": "torch.count_nonzero(x, -1)"},
     "cumsum": {"cumsum": "x.cumsum(-1)"},
     "mean": {"mean": "x.mean(-1, dtype=torch.float32)"},
 }
-REDUCED_BOOLS = {**_calls("max min", "*x.{}(-1)"), **_calls("sum any all amax amin prod", "x.{}(-1)")}
+REDUCED_BOOLS = {**calls("max min", "*x.{}(-1)"), **calls("sum any all amax amin prod", "x.{}(-1)")}
 WAYS: tuple[dict[str, object], ...] = (
     {},
     {"rows": 4},

@@ -34,6 +34,16 @@ def f(x, w, b):
 def f(x):
     return F.relu(F.group_norm(x, 1))
 """,
+    "adaptive pooling": """# mtmc: x=f32[B,3,H,W] B=2 H=8 W=6 grad=x
+def f(x):
+    return F.adaptive_avg_pool2d(F.silu(x), (4, 2)) * 2
+""",
+    "special functions": """# mtmc: x=f32[B,D] y=f32[B,D]@0.1..0.9 B=16 D=96 grad=x,y
+def f(x, y):
+    gammas = torch.lgamma(y + x.abs()) + torch.digamma(y + 1)
+    errors = torch.erfinv(y) + torch.special.ndtri(y) + torch.special.erfcx(x) + torch.special.log_ndtr(x)
+    return gammas + errors + torch.special.i0e(x) + torch.special.i1(x) + torch.special.xlog1py(x, y)
+""",
     "deviations": """# mtmc: x=f32[B,D] B=16 D=96 grad=x
 def f(x):
     mean, var = x.mean(0), x.var(0, unbiased=False)

@@ -181,3 +181,19 @@ def test_gradients_that_read_the_same_tensors_share_a_kernel(checker: Checker, n
     assert backward is not None
     assert len(re.findall(r"_kernel(?:_parts)?\[", backward[0])) == kernels
     assert not TORCH_CALL.search(backward[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("torch.linalg.cholesky(s)", "torch.linalg.cholesky"), ("torch.linalg.lu_factor(s)[0]", "torch.linalg.lu_factor")],
+)
+def test_a_library_call_that_raises_for_some_values_is_named(checker: Checker, call: str, name: str) -> None:
+    text = "# mtmc: a=f32[B,N,N] B=2 N=8 grad=a\ndef f(a):\n    s = a @ a.transpose(-1, -2)\n    return torch.relu({} * 2)\n"
+    refused = checker.capture(HEAD + text.format(call))
+    assert refused.graph.backward is None
+    assert any(
+        f"f calls {name}, which raises for some values of its tensor; {name}_ex does not" in note
+        for note in refused.workload.assumed
+    )
+    accepted = checker.capture(HEAD + text.format(call.replace("(s)[0]", "(s)").replace("(s)", "_ex(s)[0]")))
+    assert accepted.graph.backward is not None

@@ -22,10 +22,11 @@ from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
     CONSTANT,
     WINDOWS,
     Cause,
+    constant_symbols,
     factors_of,
     is_symbol,
-    kernel_symbols,
     non_polynomials,
+    pooled_windows,
     simplified_stride,
     symbols_of,
     with_reduced_divisions,
@@ -106,7 +107,7 @@ class Reader:
         self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         self.literals = self._literal_tensors(literal_names)
         if len(self.placeholders) != len(inputs):
-            raise self._foreign_tensor(0)
+            raise self._checked_result() or self._foreign_tensor(0)
         self.used_names = {item.name for item in inputs}
         """Names of inputs and nodes, to keep them distinct: an operator can have the name of an argument."""
         self.symbols_at: dict[tuple[int, int], set[str]] = {}
@@ -131,6 +132,18 @@ class Reader:
         }
         self.placeholders = [node for node in self.placeholders if node.name not in literals]
         return literals
+
+    def _checked_result(self) -> TargetUnsupported | None:
+        """The refusal of a library call that raises for some values; below autograd, its check is an operator by itself."""
+        for node in self.program.graph.nodes:
+            if str(node.target) == "with_effects" and str(node.args[1]) == "aten._linalg_check_errors.default":
+                name = f"torch.{str(node.args[3]).removeprefix('torch.')}"
+                return TargetUnsupported(
+                    f"{self.target.qualname} calls {name}, which raises for some values of its tensor; {name}_ex does not",
+                    where=Location(self.target.path, line_of(node) or self.target.start_line),
+                    remedy=f"Call {name}_ex, which returns the error.",
+                )
+        return None
 
     def _foreign_tensor(self, line: int) -> TargetUnsupported:
         return TargetUnsupported(
@@ -224,10 +237,11 @@ class Reader:
                 causes[symbol] = known._replace(factor=math.lcm(known.factor, factor))
 
         for node in self.program.graph.nodes:
-            for symbol in kernel_symbols(node):
+            for symbol in constant_symbols(node):
                 causes[symbol] = Cause(CONSTANT, str(node.target), line_of(node))
             raw_strides, value = not self.free.windows_vary, node.meta.get("val")
-            for expression in non_polynomials(value, node.target, numbers=True, raw_strides=raw_strides):
+            expressions = non_polynomials(value, node.target, numbers=True, raw_strides=raw_strides)
+            for expression in (*expressions, *pooled_windows(node)):
                 add(expression, str(node.target), line_of(node))
         for guard in self._guards:
             text = str(guard.expression)

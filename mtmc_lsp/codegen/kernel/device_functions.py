@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from mtmc_lsp.codegen.kernel.special_functions import SPECIAL_HELPERS
+
 HELPERS: dict[str, str] = {
     "_tanh": '''@triton.jit
 def _tanh(x):
@@ -313,9 +317,10 @@ def _sums_of_4(a1, a2, a3, a4, b1, b2, b3, b4):
     """Add four pairs, for one reduction of four tiles."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4
 ''',
+    **SPECIAL_HELPERS,
 }
 
 
 def helpers_used(text: str) -> list[str]:
     """Names of the helper functions that ``text`` uses, in the order of ``HELPERS``."""
-    return [name for name in HELPERS if f"{name}(" in text or f", {name}" in text]
+    return [name for name in HELPERS if re.search(rf"(?<!\w){name}\(|, {name}\b", text)]

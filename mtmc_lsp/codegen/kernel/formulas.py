@@ -88,6 +88,11 @@ def _remainder(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     return f"{a} % {b} + tl.where(({a} % {b} != 0) & (({a} < 0) != ({b} < 0)), {b}, 0)", SUM
 
 
+def _add(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    """A sum. The brackets of a sum of floats on the right stay: ``a + (b - c)`` is exact where b equals c, whatever a is."""
+    return f"{x[0].at(SUM)} + {x[1].at(SUM + 1 if is_float(dtype) else SUM)}", SUM
+
+
 def _logical(symbol: str) -> Formula:
     """Booleans are used directly; other values are compared with zero."""
 
@@ -102,6 +107,13 @@ def _sign(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     if is_float(dtype):
         return _text("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))")(x, attrs, dtype)
     return _text("tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0))")(x, attrs, dtype)
+
+
+def _signbit(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    """Whether the number is negative; the sign of a zero or of NaN counts, so the bit itself is read."""
+    if is_float(x[0].dtype):
+        return f"{x[0].at(ATOM)}.to({'tl.int64' if x[0].dtype == 'float64' else 'tl.int32'}, bitcast=True) < 0", COMPARE
+    return f"{x[0].at(COMPARE + 1)} < 0", COMPARE
 
 
 def _relu(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
@@ -119,9 +131,15 @@ def _identity_for_integers(name: str) -> Formula:
     )
 
 
+SPECIAL_FUNCTIONS = (
+    "lgamma digamma trigamma erfinv erfcx ndtri i0 i0e i1 i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_k0 "
+    "modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
+).split()
+"""Functions whose helper has their name."""
+
 FORMULAS: dict[str, Formula] = {
     "cast": _cast,
-    "add": _infix("+", SUM, SUM),
+    "add": _add,
     "sub": _infix("-", SUM),
     "mul": _infix("*", PRODUCT),
     "div": _infix("/", PRODUCT),
@@ -192,6 +210,7 @@ FORMULAS: dict[str, Formula] = {
     "fmin": lambda x, attrs, dtype: (f"tl.minimum({x[0].text}, {x[1].text})", ATOM),
     "erf": _call("tl.erf"),
     "erfc": _call("_erfc"),
+    **{name: _call(f"_{name}") for name in SPECIAL_FUNCTIONS},
     "sigmoid": _call("tl.sigmoid"),
     "log1p": _call("_log1p"),
     "expm1": _call("_expm1"),
@@ -207,6 +226,7 @@ FORMULAS: dict[str, Formula] = {
         (f"_round_half_even({x[0].text})", ATOM) if is_float(dtype) else (x[0].text, x[0].precedence)
     ),
     "sign": _sign,
+    "signbit": _signbit,
     "isnan": _text("{0} != {0}", COMPARE),
     "isinf": _text('tl.abs({0}) == float("inf")', COMPARE),
     "isfinite": _text('tl.abs({0}) < float("inf")', COMPARE),
@@ -251,7 +271,7 @@ REPEATS_OPERAND = frozenset(
 
 FLOAT64_HELPERS = {"_tanh(": "_tanh64(", "_expm1(": "_expm1_64("}
 """Helpers with float32 polynomials, and their float64 replacements."""
-FLOAT32_ONLY_HELPERS = ("_atan", "_atan2", "_erfc")
+FLOAT32_ONLY_HELPERS = ("_atan", "_atan2", "_erfc", *(f"_{name}" for name in SPECIAL_FUNCTIONS))
 """Helpers without a float64 replacement."""
 
 

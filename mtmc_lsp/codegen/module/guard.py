@@ -36,6 +36,7 @@ from mtmc_lsp.codegen.module.number_conditions import number_conditions
 from mtmc_lsp.codegen.module.unpacking import Unpacking
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size, names_in, rename_symbols
+from mtmc_lsp.core.workload import is_torch_name
 
 
 @dataclass(frozen=True)
@@ -347,6 +348,8 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
             # NaN is the only value that differs from itself.
             equals = f"{access} != {access}" if math.isnan(value) else f'{access} == float("{value}")'
             text = f"type({access}) is float and {equals}"
+        elif is_torch_name(value) and not access.startswith("self."):
+            text = f"{access} is {value}"
         elif isinstance(value, str):
             text = f"{access} == {value!r}"
         else:

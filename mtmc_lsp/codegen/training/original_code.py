@@ -10,7 +10,7 @@ from mtmc_lsp.capture.accesses import dotted, quoted
 from mtmc_lsp.codegen.kernel.snippets import call_text, literal, tuple_text
 from mtmc_lsp.codegen.module.launchers.launcher import Launcher
 from mtmc_lsp.core.graph import Graph, InputKind
-from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind, TargetKind
+from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind, TargetKind, is_torch_name
 
 ORIGINAL = "original"
 """The parameter for the original function, or the module of a method."""
@@ -202,6 +202,8 @@ def _value(argument: CapturedArgument, names: Mapping[str, str], numbers: Mappin
     if container is None:
         if argument.input is not None:
             return names[argument.input]
+        if is_torch_name(argument.constant):
+            return str(argument.constant)
         return numbers.get(argument.name) or literal(argument.constant)
     if container.class_name:
         raise KeyError(container.class_name)

@@ -213,7 +213,6 @@ def lower_once(graph: Graph) -> KernelIR:
     """Like :func:`lower`, for one of thousands of graphs, which would displace the kept ones."""
     from mtmc_lsp.ir.lower import (  # noqa: F401 (registers the lowerings)
         convolution,
-        loops,
         losses,
         matmul,
         normalisation,
@@ -223,6 +222,7 @@ def lower_once(graph: Graph) -> KernelIR:
         reductions,
         resampling,
         scatter,
+        special,
         views,
     )
 

@@ -11,7 +11,10 @@ from mtmc_lsp.ir.primitives import VIEW_OPS, PrimOp, Scalar
 UNARY = (
     "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 abs neg floor ceil trunc round sign reciprocal relu silu "
     "exp2 log2 log10 isnan isinf isfinite logical_not bitwise_not mish hardswish hardsigmoid log_sigmoid relu6 square "
-    "atan sinh cosh erfc softsign asinh acosh atanh asin acos sgn"
+    "atan sinh cosh erfc softsign asinh acosh atanh asin acos sgn signbit lgamma digamma erfinv i0 special_erfcx special_ndtri "
+    "special_i0e special_i1 special_i1e special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 "
+    "special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_bessel_j0 "
+    "special_bessel_j1 special_bessel_y0 special_bessel_y1 special_spherical_bessel_j0"
 ).split()
 BINARY = (
     "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor fmod "
@@ -27,8 +30,10 @@ FUNCTION_NAMES = {
     "__or__": "bitwise_or",
     "__xor__": "bitwise_xor",
     "sgn": "sign",
+    "special_modified_bessel_i0": "i0",
+    "special_modified_bessel_i1": "i1",
 }
-"""ATen names whose function has another name: Python's operators, and the sign of a real number."""
+"""ATen names whose function has another name: Python's operators, the sign of a real number, and equal special functions."""
 ON_BOOLS = {"add": "logical_or", "maximum": "logical_or", "mul": "logical_and", "minimum": "logical_and"}
 """Functions that replace arithmetic on booleans."""
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
@@ -41,7 +46,7 @@ def unary(c: Call) -> str:
         x = c.b.cast(x, c.out.dtype) if not is_float(c.b.dtype(x)) else x
     if c.op == "round" and c.overload == "decimals":
         return _round_to(c, x, c.integer(1, "decimals"))
-    return c.b.pointwise(FUNCTION_NAMES.get(c.op, c.op), x, dtype=c.out.dtype)
+    return c.b.pointwise(FUNCTION_NAMES.get(c.op, c.op.removeprefix("special_")), x, dtype=c.out.dtype)
 
 
 def _round_to(c: Call, x: str, decimals: int) -> str:
@@ -206,6 +211,7 @@ def activation(c: Call) -> str:
     "alias",
     "detach",
     "lift_fresh_copy",
+    "positive",
 )
 def cast(c: Call) -> str:
     # A copy with another layout has the same values; the node's output type has the strides.

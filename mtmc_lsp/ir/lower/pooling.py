@@ -107,6 +107,7 @@ def _counted(
 
 
 @lowering("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+@lowering("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def adaptive_average_pool(c: Call) -> str:
     """The mean of all elements for output size 1, otherwise the mean of each window."""
     x, n = c.tensor(0), _spatial(c)
@@ -115,17 +116,36 @@ def adaptive_average_pool(c: Call) -> str:
     if all(size == ONE for size in c.out.shape[-n:]):
         total = c.b.reduce("sum", c.b.cast(x, d), dims, d)
         return finish(c, scale_by_count(c.b, total, count(shape, dims), d))
-    kernel_sizes = _equal_windows(c, x, n)
-    if kernel_sizes is not None:
-        total = _window_sums(c, x, c.out.shape[-n:], kernel_sizes, kernel_sizes, (0,) * n)
-        return c.b.cast(
-            scale_by_count(c.b, total, product([Size.of(kernel_size) for kernel_size in kernel_sizes]), d), c.out.dtype
-        )
+    windows = _equal_windows(c, x, n)
+    if windows is not None:
+        if all(size.is_constant for size in windows):
+            kernel_sizes = tuple(size.constant for size in windows)
+            total = _window_sums(c, x, c.out.shape[-n:], kernel_sizes, kernel_sizes, (0,) * n)
+        else:
+            total = _reduced_parts(c, c.b.cast(x, d), windows, "sum")
+        return c.b.cast(scale_by_count(c.b, total, product(windows), d), c.out.dtype)
     total, lengths = _uneven_windows(c, c.b.cast(x, d), n, "sum", 0.0)
     for i, length in enumerate(lengths):
         shaped = c.b.reshape(c.b.cast(length, d), [c.out.shape[i - n], *[1] * (n - 1 - i)])
         total = c.b.pointwise("div", total, shaped, dtype=d)
     return c.b.cast(total, c.out.dtype)
+
+
+@lowering("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+def adaptive_average_gradient(c: Call) -> str:
+    """Each element's share of the gradient of its window, for windows of equal size."""
+    gradient, n, rank = c.tensor(0), _spatial(c), len(c.out.shape)
+    outputs = c.b.shape(gradient)[-n:]
+    windows = [size.divide_exactly(count) for size, count in zip(c.out.shape[-n:], outputs, strict=True)]
+    if not all(windows):
+        raise c.fail("windows of different sizes")
+    sizes, d = [size for size in windows if size is not None], compute_dtype(c.out.dtype)
+    share = scale_by_count(c.b, c.b.cast(gradient, d), product(sizes), d)
+    lead = c.out.shape[: rank - n]
+    share = c.b.reshape(share, [*lead, *(part for count in outputs for part in (count, ONE))])
+    pairs = zip(outputs, sizes, strict=True)
+    spread = c.b.expand(share, [*lead, *(part for pair in pairs for part in pair)])
+    return c.b.cast(c.b.reshape(spread, c.out.shape), c.out.dtype)
 
 
 @lowering("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
@@ -139,28 +159,40 @@ def adaptive_max_pool(c: Call) -> str | tuple[str, ...]:
     x = c.b.cast(x, d)
     if all(size == ONE for size in c.out.shape[-n:]):
         return c.with_unused(finish(c, c.b.reduce("max", x, tuple(range(rank - n, rank)), d)))
-    kernel_sizes = _equal_windows(c, x, n)
-    if kernel_sizes is None:
+    windows = _equal_windows(c, x, n)
+    if windows is None:
         maximum = _uneven_windows(c, x, n, "max", float("-inf"))[0]
-    else:
-        ones, no_padding = (1,) * n, (0,) * n
-        outputs = c.out.shape[-n:]
-        windows = sliding_windows(
-            c.b, x, outputs, kernel_sizes, steps=kernel_sizes, dilations=ones, before=no_padding, outside=float("-inf")
+    elif all(size.is_constant for size in windows):
+        kernel_sizes, ones = tuple(size.constant for size in windows), (1,) * n
+        parts = sliding_windows(
+            c.b,
+            x,
+            c.out.shape[-n:],
+            kernel_sizes,
+            steps=kernel_sizes,
+            dilations=ones,
+            before=(0,) * n,
+            outside=float("-inf"),
         )
-        maximum = c.b.unrolled_reduce("max", windows, range(rank, rank + n), d)
+        maximum = c.b.unrolled_reduce("max", parts, range(rank, rank + n), d)
+    else:
+        maximum = _reduced_parts(c, x, windows, "max")
     return c.with_unused(c.b.cast(maximum, c.out.dtype))
 
 
-def _equal_windows(c: Call, x: str, n: int) -> tuple[int, ...] | None:
+def _equal_windows(c: Call, x: str, n: int) -> tuple[Size, ...] | None:
     """The sizes of adaptive windows of equal size; ``None`` if their sizes differ."""
-    kernel_sizes: list[int] = []
-    for size, outputs in zip(c.b.shape(x)[-n:], c.out.shape[-n:], strict=True):
-        kernel_size = size.divide_exactly(outputs)
-        if kernel_size is None or not kernel_size.is_constant:
-            return None
-        kernel_sizes.append(kernel_size.constant)
-    return tuple(kernel_sizes)
+    windows = [size.divide_exactly(outputs) for size, outputs in zip(c.b.shape(x)[-n:], c.out.shape[-n:], strict=True)]
+    return tuple(size for size in windows if size is not None) if all(windows) else None
+
+
+def _reduced_parts(c: Call, x: str, windows: tuple[Size, ...], fn: str) -> str:
+    """Reduces adjacent windows of symbolic sizes: each dimension is divided into windows and their elements."""
+    rank, n = len(c.out.shape), len(windows)
+    divided = [part for parts in zip(c.out.shape[-n:], windows, strict=True) for part in parts]
+    parts = c.b.reshape(x, [*c.out.shape[:-n], *divided])
+    elements = range(rank - n + 1, rank + n, 2)
+    return c.b.reshape(c.b.reduce(fn, parts, elements, c.b.dtype(x)), c.out.shape)
 
 
 def _uneven_windows(c: Call, x: str, n: int, fn: str, neutral: float) -> tuple[str, list[str]]:

@@ -1,7 +1,9 @@
-"""Lowers scatter-adds: ``index_add``, ``scatter_add`` and accumulating ``index_put``."""
+"""Lowers writes at indices: ``index_add``, ``scatter_add``, accumulating ``index_put``, and ``index_fill``."""
 
 from __future__ import annotations
 
+from mtmc_lsp.core.dtypes import is_float
+from mtmc_lsp.core.sizes import Number, product
 from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.lower.views import index_tensors, wrapped_index
 from mtmc_lsp.ir.primitives import ONE, PrimOp
@@ -47,6 +49,32 @@ def index_put(c: Call) -> str:
         raise c.fail("an index with several dimensions")
     shape[dim] = c.b.shape(index)[0]
     return _scatter_add(c, base, dim, _along(c, index, dim, len(shape)), c.b.expand(c.tensor(2), shape))
+
+
+MOST_FILLED = 16
+"""Most indices of an ``index_fill``, with each of which every position is compared."""
+
+
+@lowering("index_fill")
+def index_fill(c: Call) -> str:
+    """``x`` with a value at the positions along ``dim`` that equal one of few indices."""
+    x, index = c.tensor(0), c.tensor(2)
+    rank = len(c.b.shape(x))
+    dim = c.dim(1, "dim", rank)
+    count = product(c.b.shape(index))
+    if not count.is_constant or not 0 < count.constant <= MOST_FILLED:
+        raise c.fail(f"not a constant number of indices up to {MOST_FILLED}")
+    value = c.operand(3, "value")
+    if isinstance(value, Number) and value.kind == "float" and not is_float(c.out.dtype):
+        raise c.fail("integers filled with a float that is known at run time")
+    size = c.b.shape(x)[dim]
+    wrapped = c.b.reshape(wrapped_index(c, index, size), [1, count])
+    position = c.b.add(PrimOp.IOTA, (), [size, 1], "int64", dim=0, start=0, step=1)
+    matches = c.b.pointwise("eq", position, wrapped, dtype="bool", operand_dtype="int64")
+    filled = c.b.unrolled_reduce("sum", c.b.cast(matches, "int32"), (1,), "int32")
+    along = [size if i == dim else ONE for i in range(rank)]
+    is_filled = c.b.pointwise("ne", c.b.reshape(filled, along), 0, dtype="bool", operand_dtype="int32")
+    return c.b.pointwise("where", is_filled, value, x, dtype=c.out.dtype)
 
 
 def _along(c: Call, index: str, dim: int, rank: int) -> str:

@@ -42,13 +42,20 @@ def permute(c: Call) -> str:
 
 
 def _ints(c: Call, position: int) -> list[int]:
+    sizes = _sizes(c, position)
+    if any(isinstance(item, Size) for item in sizes):
+        raise c.fail("a symbolic list")
+    return [item for item in sizes if isinstance(item, int)]
+
+
+def _sizes(c: Call, position: int) -> list[int | Size]:
+    """A list of numbers; only symbolic ones are sizes."""
     value = c.raw(position)
-    items = value if isinstance(value, tuple) else (value,)
-    result: list[int] = []
-    for item in items:
+    result: list[int | Size] = []
+    for item in value if isinstance(value, tuple) else (value,):
         number = item.constant if isinstance(item, Size) and item.is_constant else item
-        if not isinstance(number, int):
-            raise c.fail("a symbolic list")
+        if not isinstance(number, (int, Size)):
+            raise c.fail("a list of other things than numbers")
         result.append(number)
     return result
 
@@ -181,7 +188,7 @@ def flip(c: Call) -> str:
 
 @lowering("roll")
 def roll(c: Call) -> str:
-    x, shifts = c.tensor(0), _ints(c, 1)
+    x, shifts = c.tensor(0), _sizes(c, 1)
     if not c.has(2, "dims") or not c.raw(2, "dims"):
         x = c.b.reshape(x, [product(c.b.shape(x))])
         dims = [0]
@@ -191,6 +198,11 @@ def roll(c: Call) -> str:
     for shift, dim in zip(shifts, dims, strict=True):
         dim %= len(c.b.shape(x))
         size = c.b.shape(x)[dim]
+        if isinstance(shift, Size):
+            if any(coefficient < 0 for part in (shift, size - shift) for _, coefficient in part.terms):
+                raise c.fail("rolling by a symbolic size that may be larger than the dimension")
+            x = _wrapped_around(c, x, dim, size - shift)
+            continue
         if size.is_constant:
             split_point = Size.of((size - shift).constant % max(1, size.constant))
         elif abs(shift) > 1 and greater_than(size, abs(shift)) not in c.b.graph.conditions:
@@ -221,17 +233,20 @@ def _meets_roll(c: Call, *, sources: bool) -> bool:
     return False
 
 
-def _wrapped_around(c: Call, x: str, dim: int, start: int) -> str:
+def _wrapped_around(c: Call, x: str, dim: int, start: SizeLike) -> str:
     """``x`` from ``start`` on, and then from its beginning: one read at an index.
 
     Two slices would double the code of everything that ``x`` is computed from, with each further roll.
     """
     b, size = c.b, c.b.shape(x)[dim]
-    position, length = positions(b, size, start), b.size(size, "int64")
-    is_outside = (
-        b.pointwise("lt", position, 0, dtype="bool") if start < 0 else b.pointwise("ge", position, length, dtype="bool")
-    )
-    inside = b.pointwise("add" if start < 0 else "sub", position, length, dtype="int64")
+    length, is_before = b.size(size, "int64"), isinstance(start, int) and start < 0
+    if isinstance(start, int):
+        position = positions(b, size, start)
+    else:
+        position = b.pointwise("add", positions(b, size), b.size(start, "int64"), dtype="int64")
+    bound: str | int = 0 if is_before else length
+    is_outside = b.pointwise("lt" if is_before else "ge", position, bound, dtype="bool")
+    inside = b.pointwise("add" if is_before else "sub", position, length, dtype="int64")
     return gathered(b, x, dim, b.pointwise("where", is_outside, inside, position, dtype="int64"))
 
 

@@ -22,7 +22,7 @@ from mtmc_lsp.capture.worker.calls import Call, constructed, init_arguments, set
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.workload import Capture, ContainerKind, Target, TargetKind
+from mtmc_lsp.core.workload import Capture, ContainerKind, Target, TargetKind, is_torch_name
 from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
 from mtmc_lsp.verify.worker.inputs import prepared_call, replace_tensor, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
@@ -210,7 +210,9 @@ def passed_arguments(
                 remedy="Remove the argument from both.",
             )
         value = made(
-            argument, lambda leaf: inputs[leaf.input] if leaf.input else leaf.constant, _classes_of(module, where)
+            argument,
+            lambda leaf: inputs[leaf.input] if leaf.input else value_of(leaf.constant),
+            _classes_of(module, where),
         )
         kind = argument.container.kind if argument.container is not None else None
         if kind is ContainerKind.POSITIONAL:
@@ -221,6 +223,11 @@ def passed_arguments(
         elif any(leaf.input for leaf in argument.leaves) or argument.name in specified or argument.name in parameters:
             values[argument.name] = value
     return values, further
+
+
+def value_of(constant: object) -> object:
+    """The value that the constant of an argument stands for."""
+    return getattr(torch, str(constant).removeprefix("torch.")) if is_torch_name(constant) else constant
 
 
 def _classes_of(module: Any, where: Location) -> Callable[[str], Any]:

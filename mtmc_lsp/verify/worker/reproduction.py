@@ -12,7 +12,7 @@ import torch
 from mtmc_lsp.capture.accesses import dotted
 from mtmc_lsp.capture.worker.autocast import gpu_rules
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind
+from mtmc_lsp.core.workload import Capture, CapturedArgument, ContainerKind, is_torch_name
 from mtmc_lsp.process.project_files import make_folder, writing
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
 from mtmc_lsp.verify.error_limits import FACTORS
@@ -116,11 +116,16 @@ def _autocast(capture: Capture) -> str:
 def _leaves(capture: Capture) -> str:
     """An expression for the tensors and constants in the arguments, by path."""
     lines = [
-        f"    {leaf.name!r}: {f'TENSORS[{leaf.input!r}]' if leaf.input else repr(leaf.constant)},\n"
+        f"    {leaf.name!r}: {f'TENSORS[{leaf.input!r}]' if leaf.input else constant_text(leaf.constant)},\n"
         for argument in _passed(capture)
         for leaf in argument.leaves
     ]
     return "{\n" + "".join(lines) + "}"
+
+
+def constant_text(constant: object) -> str:
+    """The constant of an argument as Python."""
+    return str(constant) if is_torch_name(constant) else repr(constant)
 
 
 def _arguments(capture: Capture) -> str:

@@ -15,17 +15,23 @@ import torch
 from mtmc_lsp.capture.worker.arguments.containers import container_of, items_of
 from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.workload import CapturedArgument, ContainerKind, Target
+from mtmc_lsp.core.workload import CapturedArgument, ContainerKind, Target, is_torch_name
 
 PLAIN = (bool, int, float, str)
+OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 NOT_PLAIN = object()
 """Result of :func:`plain_value` for other values."""
 
 
 def plain_value(value: Any) -> object:
-    """A number, a string, ``None``, or nested lists of these; tuples become lists. Anything else is ``NOT_PLAIN``."""
+    """A number, a string, ``None``, or nested lists of these; tuples become lists. A dtype, a layout or a memory format is its
+    text. Anything else is ``NOT_PLAIN``."""
+    if isinstance(value, OF_TORCH):
+        return str(value)
+    if is_torch_name(value):
+        return NOT_PLAIN
     if isinstance(value, (tuple, list)):
-        items = [plain_value(item) for item in value]
+        items = [NOT_PLAIN if isinstance(item, OF_TORCH) else plain_value(item) for item in value]
         return NOT_PLAIN if NOT_PLAIN in items else items
     return value if value is None or isinstance(value, PLAIN) else NOT_PLAIN
 
@@ -48,7 +54,7 @@ def captured_arguments(
             return CapturedArgument(path, inputs[path], None, is_keyword, low, high, path in call.state_homes)
         container = container_of(value, class_name)
         if container is None:
-            return CapturedArgument(path, None, value, is_keyword)
+            return CapturedArgument(path, None, str(value) if isinstance(value, OF_TORCH) else value, is_keyword)
         keyed = zip(container.keys, items_of(value, container), strict=True)
         items = tuple(captured(container.path(path, key), item) for key, item in keyed)
         return CapturedArgument(path, None, None, is_keyword, container=container, items=items)

@@ -21,7 +21,9 @@ BY_TORCH = frozenset(
     "broadcast_tensors tile repeat_interleave meshgrid pixel_shuffle pixel_unshuffle channel_shuffle rot90 diff take_along_dim "
     "hstack vstack dstack column_stack fliplr flipud one_hot "
     "nansum count_nonzero std_mean isclose prelu glu logit frac logaddexp logaddexp2 heaviside xlogy deg2rad rad2deg sinc "
-    "special_entr special_xlog1py linspace "
+    "special_entr special_xlog1py special_xlogy special_logit special_sinc special_ndtr special_log_ndtr special_multigammaln "
+    "mvlgamma float_power isneginf isposinf row_stack linspace "
+    "fft_fftshift fft_ifftshift grid_sampler affine_grid_generator "
     "trapezoid cumulative_trapezoid linalg_norm linalg_matrix_norm nanmean aminmax block_diag "
     "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell multi_margin_loss".split()
 )
@@ -50,6 +52,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.addbmm.default] = _addbmm
     table[aten.eye.default] = table[aten.eye.m] = _eye
     table[aten._trilinear.default] = _trilinear
+    table[aten.ldexp.Tensor] = _ldexp
+    table[aten.grid_sampler_2d.default] = _grid_sampler
     table[aten._thnn_fused_gru_cell.default] = fused_gru_cell
     table[aten._thnn_fused_lstm_cell.default] = fused_lstm_cell
     return {**table, **draw_decompositions()}
@@ -116,6 +120,59 @@ def _biased(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 def wide(x: torch.Tensor) -> torch.Tensor:
     """The tensor in the dtype in which torch computes: float32 instead of 16 bits."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    return x * torch.pow(2.0, exponent)
+
+
+BILINEAR_SAMPLES, NEAREST_SAMPLES = 0, 1
+ZEROS, BORDER = 0, 1
+"""ATen's codes for the interpolation and the padding of ``grid_sample``; 2 reflects at the border."""
+
+
+def _grid_sampler(x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool) -> Any:
+    """Samples at computed positions. Samples outside of the image are 0, also if an element of the image is infinite."""
+    if mode not in (BILINEAR_SAMPLES, NEAREST_SAMPLES) or 1 in x.shape[2:]:
+        return NotImplemented
+    height, width = x.shape[2:]
+    positions = wide(grid)
+    column = _source_position(positions[..., 0], width, padding, align_corners)
+    row = _source_position(positions[..., 1], height, padding, align_corners)
+
+    def sample(at_row: torch.Tensor, at_column: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        inside = (at_row >= 0) & (at_row < height) & (at_column >= 0) & (at_column < width)
+        index = torch.where(inside, at_row, 0).long() * width + torch.where(inside, at_column, 0).long()
+        index = index.reshape(x.shape[0], 1, -1).expand(-1, x.shape[1], -1)
+        value = wide(x).reshape(x.shape[0], x.shape[1], height * width).gather(2, index)
+        value = value.reshape(*x.shape[:2], *grid.shape[1:3])
+        return torch.where(inside.unsqueeze(1), value if weight is None else value * weight.unsqueeze(1), 0.0)
+
+    if mode == NEAREST_SAMPLES:
+        return sample(row.round(), column.round(), None).to(x.dtype)
+    top, left = row.floor(), column.floor()
+    bottom, right = top + 1, left + 1
+    total = sample(top, left, (right - column) * (bottom - row)) + sample(top, right, (column - left) * (bottom - row))
+    total = total + sample(bottom, left, (right - column) * (row - top))
+    total = total + sample(bottom, right, (column - left) * (row - top))
+    if grid.device.type == "cpu" and padding == ZEROS:
+        # On a CPU, torch multiplies elements outside by weights that are NaN for infinite positions.
+        total = torch.where((column.isfinite() & row.isfinite()).unsqueeze(1), total, float("nan"))
+    return total.to(x.dtype)
+
+
+def _source_position(coordinate: torch.Tensor, size: Any, padding: int, align_corners: bool) -> torch.Tensor:
+    """The position in the image of a coordinate from -1 to 1, moved into the image unless samples outside are 0."""
+    # The coordinate is not added to 1 first: that would round small ones.
+    position = (coordinate * (size - 1 if align_corners else size) + (size - 1)) / 2
+    if padding == ZEROS:
+        return position
+    if padding != BORDER:
+        low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+        distance = (position - low).abs()
+        rest, is_odd = torch.fmod(distance, span), torch.floor(distance / span) % 2 == 1
+        position = torch.where(is_odd, span - rest, rest) + low
+    return torch.where(position == position, position, 0.0).clamp(0, size - 1)
 
 
 def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:

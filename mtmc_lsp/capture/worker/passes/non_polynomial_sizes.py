@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 if TYPE_CHECKING:
     from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
@@ -33,6 +34,8 @@ IMAGE_RANK = 4
 Dimension = tuple[int, int]
 """A dimension of an input: index of the input and of the dimension."""
 
+MOST_FILLED = 16
+"""Most indices of an ``index_fill`` that kernels compute."""
 WINDOWS = ("conv", "pool", "unfold", "upsample")
 """Parts of the names of operations on windows."""
 
@@ -114,15 +117,14 @@ class Watch:
         if len(placeholders) != self._sizes.count:
             return
         symbols_at, values, in_units = self._input_symbols(placeholders)
-        kernel = kernel_symbols(node) if self._sizes.windows_vary else set()
+        kernel = constant_symbols(node) if self._sizes.windows_vary else set()
         if kernel:
             self.factors |= {dimension: CONSTANT for dimension, symbols in symbols_at.items() if symbols & kernel}
         if self.factors:
             return
         raw_strides = not self._sizes.windows_vary
-        for expression in non_polynomials(
-            value, node.target, numbers=False, in_units=in_units, raw_strides=raw_strides
-        ):
+        expressions = non_polynomials(value, node.target, numbers=False, in_units=in_units, raw_strides=raw_strides)
+        for expression in (*expressions, *pooled_windows(node, in_units)):
             input_symbols = {symbol for symbols in symbols_at.values() for symbol in symbols}
             parameters = {
                 symbol for (i, _), symbols in symbols_at.items() if i in self._module_inputs for symbol in symbols
@@ -156,8 +158,8 @@ class Watch:
         return self._symbols[1]
 
 
-def _shape(placeholder: torch.fx.Node) -> Sequence[Any]:
-    return getattr(placeholder.meta.get("val"), "shape", ())
+def _shape(node: torch.fx.Node) -> Sequence[Any]:
+    return getattr(node.meta.get("val"), "shape", ())
 
 
 def non_polynomials(
@@ -293,14 +295,48 @@ def _units_for(division: Any, names: Set[str], values: Mapping[str, int]) -> dic
     return {}
 
 
-def kernel_symbols(node: torch.fx.Node) -> set[str]:
-    """The symbols in the kernel sizes of a convolution; empty for other operations. Code is made for constant kernel sizes."""
+def constant_symbols(node: torch.fx.Node) -> set[str]:
+    """The symbols in the kernel sizes of a convolution, in the number of few indices that ``index_fill`` compares each
+    position with, and in sizes that adaptive pooling divides unevenly: code is made for constant ones."""
     operation = str(node.target)
+    if operation.startswith("aten.index_fill."):
+        sizes: Sequence[Any] = _shape_of(node, 2)
+        return {symbol for size in sizes if _length(size) <= MOST_FILLED for symbol in symbols_of(size)}
+    if "adaptive_" in operation:
+        return {symbol for size, outputs in _pooled(node) if _length(size) % outputs for symbol in symbols_of(size)}
     # Gradients of a convolution: the upstream gradient comes first.
     position = 2 if operation.startswith("aten.convolution_backward") else 1
-    weight = node.args[position] if "conv" in operation and len(node.args) > position else None
-    value = weight.meta.get("val") if isinstance(weight, torch.fx.Node) else None
-    return {symbol for size in value.shape[2:] for symbol in symbols_of(size)} if value is not None else set()
+    sizes = _shape_of(node, position)[2:] if "conv" in operation else ()
+    return {symbol for size in sizes for symbol in symbols_of(size)}
+
+
+def pooled_windows(node: torch.fx.Node, in_units: Mapping[Any, Any] = MappingProxyType({})) -> Iterator[Any]:
+    """The lengths of the windows of adaptive pooling that are not polynomials."""
+    for size, outputs in _pooled(node):
+        if isinstance(size, torch.SymInt):
+            length = with_reduced_divisions(FloorDiv(size.node.expr.xreplace(in_units), sympy.Integer(outputs)))
+            if not is_polynomial(length):
+                yield length
+
+
+def _pooled(node: torch.fx.Node) -> list[tuple[Any, int]]:
+    """The sizes that adaptive pooling divides into several windows, each with the number of windows."""
+    outputs = node.args[1] if "adaptive_" in str(node.target) and len(node.args) > 1 else ()
+    if not isinstance(outputs, (tuple, list)):
+        return []
+    sizes = _shape_of(node, 0)[-len(outputs) :]
+    return [(size, n) for size, n in zip(sizes, outputs, strict=False) if isinstance(n, int) and n > 1]
+
+
+def _shape_of(node: torch.fx.Node, position: int) -> Sequence[Any]:
+    """The shape of a tensor argument; empty for others."""
+    argument = node.args[position] if len(node.args) > position else None
+    return _shape(argument) if isinstance(argument, torch.fx.Node) else ()
+
+
+def _length(size: Any) -> int:
+    """The size in the workload."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def symbols_of(size: Any) -> set[str]:
