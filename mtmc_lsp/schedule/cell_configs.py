@@ -159,10 +159,12 @@ def prefers_launches(form: CellForm, device: DeviceModel) -> bool:
 def loop_modes(form: LoopForm, device: DeviceModel, *, strict: bool) -> tuple[PrecisionMode, ...]:
     """The precision modes of the products of a loop with a launch for each iteration, fastest first.
 
+    Three TF32 products also come first where the user allows TF32: the error of one adds up over the iterations.
+
     Args:
         strict: whether results must round as float32 units do.
     """
-    if not isinstance(form, CellForm) or not _is_exact(form):
+    if not isinstance(form, CellForm) or form.products[0].dtype != "float32":
         return (PrecisionMode.IEEE,)
     has_dot = not form.has_matrix_per_row and next_power_of_two(_rows(form)) >= LEAST_ROWS_OF_TENSOR_CORES
     if not has_dot or not prefers_launches(form, device):

@@ -198,21 +198,23 @@ def large_cell(captured, rows: int = 20) -> tuple[str, Capture]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "strict", "vendor", "precision", "tile_rows"),
+    ("rows", "user", "strict", "vendor", "precision", "tile_rows"),
     [
-        (20, False, "nvidia", "tf32x3", 16),
-        (20, True, "nvidia", "ieee", 16),
-        (20, False, "amd", "ieee", 16),
-        (8, False, "nvidia", "tf32x3", 16),
-        (8, True, "nvidia", "ieee", 8),
-        (4, False, "nvidia", "ieee", 4),
+        (20, "ieee", False, "nvidia", "tf32x3", 16),
+        (20, "tf32", False, "nvidia", "tf32x3", 16),
+        (20, "ieee", True, "nvidia", "ieee", 16),
+        (20, "ieee", False, "amd", "ieee", 16),
+        (8, "ieee", False, "nvidia", "tf32x3", 16),
+        (8, "ieee", True, "nvidia", "ieee", 8),
+        (4, "ieee", False, "nvidia", "ieee", 4),
     ],
 )
 def test_float32_products_run_on_tensor_cores_unless_rounding_must_not_change(
-    rows: int, strict: bool, vendor: str, precision: str, tile_rows: int, captured
+    rows: int, user: str, strict: bool, vendor: str, precision: str, tile_rows: int, captured
 ) -> None:
     """From five rows on, a tile of 16 rows on tensor cores is faster than sums, although rows do not fill it."""
     text, capture = large_cell(captured, rows)
+    capture = replace(capture, graph=replace(capture.graph, fp32_matmul=user))
     setting = replace(
         situation(capture, start(capture, text), device=replace(H200, vendor=vendor), strict=strict), has_gpu=True
     )

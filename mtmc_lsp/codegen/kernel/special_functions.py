@@ -108,7 +108,7 @@ def _ndtri(x):
 
 _LGAMMA = f'''@triton.jit
 def _lgamma(x):
-    """log(abs(gamma(x))): a polynomial that keeps the zeros at 1 and 2, Stirling's series from 3 on, mirrored for x < 0."""
+    """log(abs(gamma(x))): a polynomial with zeros at 1 and 2, Stirling's series from 3 on; mirrored below 0."""
     a = tl.abs(x)
     u = tl.where(a < 1.0, a, tl.where(a < 3.0, a - 1.0, 1.0))
     t = u - 1.0

@@ -37,7 +37,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.loops.cells import CellForm
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.schedule.cell_configs import DOT_DTYPES, LEAST_ROWS_OF_DOT, MOST_TERMS, keeps_columns, kept_tiles
-from mtmc_lsp.schedule.configs import LoopConfig
+from mtmc_lsp.schedule.configs import LoopConfig, PrecisionMode
 
 Place = tuple[str, tuple[Index, ...]]
 """A primitive and a position."""
@@ -104,7 +104,8 @@ class CellWriter:
         """The products by columns in their order, with what is equal for products that one reduction can sum."""
         self.together = {place: places for places in together for place in places}
         self.form, self.ir, self.region, self.types, self.config = form, form.ir, form.region, types, config
-        self.precision = "tf32" if precision == "tf32" else config.precision.value
+        allows_tf32 = precision == "tf32" and config.precision is not PrecisionMode.TF32X3
+        self.precision = "tf32" if allows_tf32 else config.precision.value
         self.is_by_columns = keeps_columns(form, config)
         buffers = row_buffers(form, types)
         self.copied: dict[str, TensorType] = {}
