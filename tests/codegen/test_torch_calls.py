@@ -9,6 +9,7 @@ import torch
 
 from mtmc_lsp.codegen.module.torch_calls import PLAIN, torch_call
 from mtmc_lsp.core.graph import Node, Ref
+from mtmc_lsp.core.sizes import Size
 
 
 def called(op: str, *args: object) -> str:
@@ -24,6 +25,30 @@ def test_a_view_accepts_the_strides_that_a_library_call_returns() -> None:
 def test_a_view_as_another_dtype_stays_a_view() -> None:
     x = torch.arange(24.0)
     assert torch.equal(eval(called("aten.view.dtype", "int32"), {"x": x, "torch": torch}), x.view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((1, 0, 2), "x[:, :2]"),
+        ((0, 1, 2**63 - 1), "x[1:]"),
+        ((2, 1), "x[:, :, 1:]"),
+        ((1, -2, -1), "x[:, -2:-1]"),
+        ((), "x[:]"),
+        ((-1, 0, 3), "torch.ops.aten.slice.Tensor(x, -1, 0, 3)"),
+        ((2, 0, 4, 2), "torch.ops.aten.slice.Tensor(x, 2, 0, 4, 2)"),
+    ],
+)
+def test_a_slice_is_an_index(arguments: tuple[int, ...], text: str) -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    assert called("aten.slice.Tensor", *arguments) == text
+    assert torch.equal(eval(text, {"x": x, "torch": torch}), torch.ops.aten.slice.Tensor(x, *arguments))
+
+
+def test_a_slice_with_sizes_has_spaces_around_its_colon() -> None:
+    end = Size.symbol("X") + 128
+    node = Node("y", "aten.slice.Tensor", (Ref("x"), 1, Size.symbol("X"), end), {}, ())
+    assert torch_call(node, {Ref("x"): "x"}, {"X": "X"}, "x") == "x[:, X : X + 128]"
 
 
 X, Y, Z = Ref("x"), Ref("y"), Ref("z")

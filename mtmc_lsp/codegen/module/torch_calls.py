@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Node, Ref
 from mtmc_lsp.core.sizes import Number, Size, rename_symbols
@@ -34,6 +36,8 @@ FUNCTIONAL = {
     "adaptive_avg_pool2d": "torch.nn.functional.adaptive_avg_pool2d",
     "avg_pool2d": "torch.nn.functional.avg_pool2d",
 }
+WHOLE = 2**63 - 1
+"""The end of a slice that has none."""
 LISTS = frozenset("split split_with_sizes chunk tensor_split unbind unsafe_split unsafe_split_with_sizes".split())
 """Operations that return a list, also of a single tensor."""
 METHODS = frozenset("view reshape permute transpose unsqueeze squeeze expand contiguous".split())
@@ -57,6 +61,8 @@ def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], fir
     if name == "view" and overload == "default":
         # A library call, such as attention, may return other strides than at capture. A view would then fail.
         name = "reshape"
+    if name == "slice" and not kwargs and (text := _sliced(node, args)):
+        return text
     if name in METHODS and args:
         return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"
     if name in FUNCTIONAL and (overload == "default"):
@@ -67,6 +73,19 @@ def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], fir
         return f"torch.{name}({', '.join([*args, *kwargs])})"
     text = f"torch.ops.{node.op}({', '.join([*args, *kwargs])})"
     return f"{text}[0]" if name in LISTS and len(node.outputs) == 1 else text
+
+
+def _sliced(node: Node, args: list[str]) -> str:
+    """A slice as an index, which takes the host less time than a call of the operator; empty if the dimension is negative."""
+    usual: list[Argument] = [0, None, None, 1]
+    dim, start, end, step = [*node.args[1:], *usual[len(node.args) - 1 :]]
+    if not isinstance(dim, int) or dim < 0 or step != 1:
+        return ""
+    first = "" if start in (None, 0) else args[2]
+    last = "" if end is None or (isinstance(end, int) and end >= WHOLE) else args[3]
+    is_plain = all(re.fullmatch(r"-?\w*", text) for text in (first, last))
+    index = f"{first}:{last}" if is_plain else f"{first} : {last}".strip()
+    return f"{args[0]}[{':, ' * dim}{index}]"
 
 
 def argument_text(value: Argument, names: dict[Ref, str], size_text: dict[str, str], key: str = "") -> str:
