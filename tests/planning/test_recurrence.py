@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.actions.catalogue import proposals
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.primitives import PrimOp
 from mtmc_lsp.ir.regions import CannotFuse, RegionKind, analyse
-from tests.planning.situations import H200, act, situation, start
+from mtmc_lsp.planners.roofline import RooflinePlanner
+from tests.planning.situations import H200, act, schedule_of, situation, start
 
 TEXT = """import torch
 
@@ -103,3 +105,24 @@ def test_layers_with_projected_states_stay_torch_calls(captured) -> None:
     )
     ir = lower(captured(text, "Net").graph)
     assert not any(prim.op is PrimOp.RECURRENT for prim in ir.prims.values())
+
+
+@pytest.mark.parametrize(("layer", "launches"), [(LSTM, 133), ("GRU(128, hidden)", 128)])
+def test_the_first_step_on_a_gpu_replays_the_launches_as_a_cuda_graph(layer: str, launches: int, captured) -> None:
+    """The host takes longer for a launch than the GPU for a step. Few steps, and a machine without a GPU, begin without the graph."""
+    text = TEXT.format(layer=layer)
+    capture = captured(text, "Net")
+    first = start(capture, text)
+    action = RooflinePlanner().propose(State(capture, first, (), H200, True))
+    assert isinstance(action, MacroAction) and action.kind is ActionKind.CUDA_GRAPH
+    assert (
+        action.text == "Run each step of the recurrent layer as one launch, and replay all launches as one CUDA graph"
+    )
+    assert action.params["launches"] == launches
+    candidate = BuiltinCoder().write(capture, first, action)
+    assert "_run_cuda_graph(" in candidate.code.block
+    assert schedule_of(candidate).cuda_graph
+    short = replace(capture, graph=replace(capture.graph, sizes={**capture.graph.sizes, "T": 4}))
+    for known, has_gpu in ((short, True), (capture, False)):
+        other = RooflinePlanner().propose(State(known, first, (), H200, has_gpu))
+        assert isinstance(other, MacroAction) and other.kind is ActionKind.TENSOR_CORE
