@@ -125,4 +125,4 @@ def test_the_first_step_on_a_gpu_replays_the_launches_as_a_cuda_graph(layer: str
     short = replace(capture, graph=replace(capture.graph, sizes={**capture.graph.sizes, "T": 4}))
     for known, has_gpu in ((short, True), (capture, False)):
         other = RooflinePlanner().propose(State(known, first, (), H200, has_gpu))
-        assert isinstance(other, MacroAction) and other.kind is ActionKind.TENSOR_CORE
+        assert isinstance(other, MacroAction) and other.kind is not ActionKind.CUDA_GRAPH
