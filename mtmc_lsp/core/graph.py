@@ -134,6 +134,8 @@ PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_produ
 """Operations that are or contain matmuls, without convolutions."""
 RANDOM_OPS = frozenset({"rand", "randn", "randint", "bernoulli", "exponential"})
 """Operations that draw from PyTorch's generator. They stay torch calls: the same call order gives the same numbers."""
+MOST_FILLED = 16
+"""Most indices of an ``index_fill`` in a kernel, which compares every position with each of them."""
 RECURRENT_GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Recurrent layers, and the number of input products per hidden unit and step."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import is_float
+from mtmc_lsp.core.graph import MOST_FILLED
 from mtmc_lsp.core.sizes import Number, product
 from mtmc_lsp.ir.lower import Call, lowering
 from mtmc_lsp.ir.lower.views import index_tensors, wrapped_index
@@ -49,10 +50,6 @@ def index_put(c: Call) -> str:
         raise c.fail("an index with several dimensions")
     shape[dim] = c.b.shape(index)[0]
     return _scatter_add(c, base, dim, _along(c, index, dim, len(shape)), c.b.expand(c.tensor(2), shape))
-
-
-MOST_FILLED = 16
-"""Most indices of an ``index_fill``, with each of which every position is compared."""
 
 
 @lowering("index_fill")

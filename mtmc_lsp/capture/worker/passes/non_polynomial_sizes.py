@@ -17,6 +17,8 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
+from mtmc_lsp.core.graph import MOST_FILLED
+
 if TYPE_CHECKING:
     from mtmc_lsp.capture.worker.passes.free_sizes import FreeSizes
 
@@ -34,8 +36,6 @@ IMAGE_RANK = 4
 Dimension = tuple[int, int]
 """A dimension of an input: index of the input and of the dimension."""
 
-MOST_FILLED = 16
-"""Most indices of an ``index_fill`` that kernels compute."""
 WINDOWS = ("conv", "pool", "unfold", "upsample")
 """Parts of the names of operations on windows."""
 
